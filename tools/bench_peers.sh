@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the environments of the peers that `python -m benchmarks step --peers` measures:  tools/bench_peers.sh
-# Keras 2's is .venv-tf215, which the Makefile makes.
+# Makes the environments of the peers that `python -m benchmarks step --peers` measures:  tools/bench_peers.sh
+# The Makefile makes the environment of Keras 2, .venv-tf215.
 set -euo pipefail
 
 tools/venv.sh .venv-fbgemm benchmarks/peers/requirements-fbgemm.txt

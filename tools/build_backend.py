@@ -1,8 +1,8 @@
-"""The PEP 517 backend: setuptools', plus TensorFlow's headers when there are none.
+"""The PEP 517 backend: that of setuptools, which also requires TensorFlow if it is not installed.
 
 A fixed `build-system.requires = ["tensorflow"]` would install a second TensorFlow into every isolated build. This
-backend asks for one only when the environment that we are built for has none; that environment's TensorFlow is never
-touched.
+backend requires TensorFlow only if the environment for which the package is built has none. It never changes the
+TensorFlow of that environment.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ def _with_tensorflow(requirements: list[str]) -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    """Returns the requirements of setuptools, and TensorFlow if it is missing."""
     return _with_tensorflow(build_meta.get_requires_for_build_wheel(config_settings))
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+    """Returns the requirements of setuptools, and TensorFlow if it is missing."""
     return _with_tensorflow(build_meta.get_requires_for_build_editable(config_settings))

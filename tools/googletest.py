@@ -1,8 +1,8 @@
-"""Finds GoogleTest's sources, which are compiled with the flags of each test build (sanitizers need that).
+"""Finds the sources of GoogleTest, which each test build compiles with its flags, because sanitizers need that.
 
-PyPI has no GoogleTest. In this order: GTEST_DIR; Debian's package where it is installed; the same package downloaded
-with apt and unpacked under build/, which needs no root and changes nothing on the machine. Where there is none, a line
-that starts with SKIPPED says so and the program ends without an error.
+PyPI has no GoogleTest. The program looks in GTEST_DIR, then for Debian's installed package. Then it downloads this
+package with apt and unpacks it in build/, which needs no root and does not change the machine. If all of this fails, it
+prints a line that starts with SKIPPED and exits without an error.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ def _download() -> None:
 
 
 def googletest_source() -> Path:
-    """The folder that holds src/gtest-all.cc and include/."""
+    """Returns the folder that contains src/gtest-all.cc and include/. Exits if it finds none."""
     unpacked = UNPACKED / INSTALLED.relative_to("/")
     wanted = os.environ.get("GTEST_DIR")
     candidates = [Path(wanted)] if wanted else [INSTALLED, unpacked]
 
-    def first() -> Path | None:
+    def find() -> Path | None:
         return next((path for path in candidates if (path / "src/gtest-all.cc").is_file()), None)
 
-    found = first()
-    if found is None and not wanted:
+    folder = find()
+    if folder is None and not wanted:
         _download()
-        found = first()
-    if found is None:
+        folder = find()
+    if folder is None:
         print(
-            "SKIPPED: the C++ tests: GoogleTest is neither installed nor to be had with apt "
-            f"(looked in {', '.join(map(str, candidates))}; GTEST_DIR names another place)",
+            "SKIPPED: the C++ tests: GoogleTest is not installed, and apt cannot download it. Set GTEST_DIR to its "
+            f"folder. Searched: {', '.join(map(str, candidates))}",
             flush=True,
         )
         sys.exit(0)
-    return found
+    return folder
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Compiles the C++ of tf_sparse_ps: one set of rules for setup.py, the C++ tests and the sanitizers.
+"""Compiles the C++ of tf_sparse_ps, for setup.py, the C++ tests and the sanitizers.
 
-    python tools/native.py                          the two shared objects, into tf_sparse_ps/
-    python tools/native.py --variant=crash          the same with fault points, into build/native/crash/tf_sparse_ps/
-    python tools/native.py --variant=debug test     the C++ tests, run
-    python tools/native.py bench ARGUMENTS          cc/bench, run
-    python tools/native.py core                     the objects of cc/core, which need no TensorFlow
-    python tools/native.py --variant=debug compile-test     the C++ tests, not run
+    python tools/native.py                          compiles the two shared objects into tf_sparse_ps/
+    python tools/native.py --variant=crash          adds fault points, into build/native/crash/tf_sparse_ps/
+    python tools/native.py --variant=debug test     compiles and runs the C++ tests
+    python tools/native.py bench ARGUMENTS          compiles and runs cc/bench
+    python tools/native.py core                     compiles the objects of cc/core, which need no TensorFlow
+    python tools/native.py --variant=debug compile-test     compiles the C++ tests
 
-Objects lie under build/native/VARIANT/ and are compiled again only when their source, a header they include or their
-command line has changed. Nothing here imports TensorFlow: its headers and its library are found by path.
+Objects are in build/native/VARIANT/. They are compiled again only if their source, an included header or their command
+line has changed. This module does not import TensorFlow; it finds TensorFlow's headers and library by path.
 
-The compiler reads up to GROUP_SIZE sources of a folder as one, because most of a single source's time goes to the
-headers that it shares with its neighbours. Names in anonymous namespaces must therefore be unique in their folder.
+The compiler reads up to GROUP_SIZE sources of a folder as one source, because it spends most of its time on headers,
+which neighbouring sources share. Names in anonymous namespaces must therefore be unique in their folder.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TENSORFLOW_RANGE = ((2, 15), (2, 21))
 GROUP_SIZE = 6
 
-# No -march: a wheel runs everywhere, hot loops choose their instructions at load time (target_clones). No fused
-# multiply-add: results must not depend on the processor, or the nodes of a job drift apart. -fno-math-errno changes no
-# value; without it no loop with a square root is vectorized.
+# There is no -march, because a wheel must run everywhere. Hot loops choose their instructions at load time
+# (target_clones). Fused multiply-add is off, because results must not depend on the processor, or the nodes of a job
+# would drift apart. -fno-math-errno changes no value, and without it no loop with a square root is vectorized.
 COMMON = shlex.split(
     "-std=c++17 -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-fast-math -fno-math-errno -Wall -Wextra -Icc"
 )
@@ -51,7 +51,7 @@ COMMON = shlex.split(
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A set of flags with its own folder of objects."""
+    """A set of compiler flags. The objects of each variant are in a separate folder."""
 
     compile: str
     link: str = ""
@@ -61,7 +61,7 @@ class Variant:
 VARIANTS = {
     "release": Variant("-O3 -DNDEBUG", "-s"),
     "crash": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS"),
-    # Loops for one set of instructions alone (cc/core/base/simd.h).
+    # These variants compile loops for one set of instructions only (cc/core/base/simd.h).
     "baseline": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_BASELINE"),
     "avx2": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_AVX2"),
     "avx512": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_AVX512"),
@@ -84,16 +84,16 @@ VARIANTS = {
 
 
 class BuildError(SystemExit):
-    """The build cannot go on; the message says what to do."""
+    """The build failed. The message contains the remedy."""
 
 
 # --- TensorFlow, by path ---------------------------------------------------------------------------------------------
 
 
 def tensorflow_package() -> Path | None:
-    """The folder of the installed `tensorflow`, or None.
+    """Returns the folder of the installed `tensorflow`, or None.
 
-    The outer environment comes first: inside pip's isolated build `purelib` still names it, while sys.path does not.
+    The outer environment comes first: in pip's isolated build, `purelib` still names it, but sys.path does not.
     """
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path]
     if site.ENABLE_USER_SITE:
@@ -106,22 +106,23 @@ def tensorflow_package() -> Path | None:
 
 
 def tensorflow_version(package: Path) -> str:
-    """The version in the metadata beside the package (`tensorflow`, `tensorflow_cpu`, ...)."""
+    """Returns the version in the metadata next to the package (`tensorflow`, `tensorflow_cpu`, ...)."""
     for metadata in package.parent.glob("tensorflow*-*.dist-info"):
         name, _, version = metadata.name.removesuffix(".dist-info").partition("-")
         if name in ("tensorflow", "tensorflow_cpu", "tensorflow_rocm", "tensorflow_cpu_aws"):
             return version
-    raise BuildError(f"no metadata of a TensorFlow distribution beside {package}; install TensorFlow with pip")
+    raise BuildError(f"{package.parent} has no metadata of a TensorFlow distribution. Install TensorFlow with pip")
 
 
 def require_tensorflow() -> Path:
+    """Returns the folder of the installed `tensorflow`, whose version must be supported."""
     package = tensorflow_package()
     low, high = (".".join(map(str, bound)) for bound in TENSORFLOW_RANGE)
     if package is None:
-        raise BuildError(f"TensorFlow {low} to {high} must be installed to build tf_sparse_ps; none found")
+        raise BuildError(f"tf_sparse_ps cannot be built without TensorFlow. Install TensorFlow {low} to {high}")
     version = tensorflow_version(package)
     if not TENSORFLOW_RANGE[0] <= tuple(int(part) for part in version.split(".")[:2]) <= TENSORFLOW_RANGE[1]:
-        raise BuildError(f"tf_sparse_ps builds with TensorFlow {low} to {high}; {package} is {version}")
+        raise BuildError(f"tf_sparse_ps needs TensorFlow {low} to {high}. Install one of them. Received: {version}")
     return package
 
 
@@ -129,7 +130,7 @@ def require_tensorflow() -> Path:
 
 
 def jobs() -> int:
-    """Compilers to run at once: MAX_JOBS, else make's -jN, else the processors we may use."""
+    """Returns the number of compilers to run at once: MAX_JOBS, else make's -jN, else the available processors."""
     from_make = re.search(r"-j\s*(\d+)", os.environ.get("MAKEFLAGS", ""))
     wanted = os.environ.get("MAX_JOBS") or (from_make[1] if from_make else "")
     return max(1, int(wanted or len(os.sched_getaffinity(0))))
@@ -140,11 +141,11 @@ def _run(command: Sequence[str]) -> None:
     if done.stderr.strip():
         print(done.stderr.rstrip(), file=sys.stderr, flush=True)
     if done.returncode:
-        raise BuildError(f"failed: {shlex.join(command)}")
+        raise BuildError(f"this command failed: {shlex.join(command)}")
 
 
 def _signature(command: Sequence[str]) -> str:
-    """Names a command. Where pip's isolated build keeps pybind11 changes every time and does not matter."""
+    """Returns a hash of a command. It ignores the folder of pybind11, which changes with each isolated build of pip."""
     return hashlib.sha256(re.sub(r"[^\0]*/pybind11/include", "", "\0".join(command)).encode()).hexdigest()
 
 
@@ -156,7 +157,7 @@ def _is_current(output: Path, stamp: Path, signature: str, inputs: Iterable[Path
 
 
 def _dependencies(depfile: Path) -> list[Path]:
-    """The files in a Makefile rule that the compiler wrote with -MMD."""
+    """Returns the files in a Makefile rule that the compiler wrote with -MMD."""
     if not depfile.exists():
         return []
     _, _, files = depfile.read_text().replace("\\\n", " ").partition(":")
@@ -165,10 +166,12 @@ def _dependencies(depfile: Path) -> list[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Sources that are compiled together, with the flags that they need beyond the variant's.
+    """Sources that are compiled together.
 
     Attributes:
-        name: the object's path below the folder of objects, without its suffix.
+        name: the path of the object in the folder of objects, without its suffix.
+        sources: the sources.
+        flags: flags in addition to those of the variant.
     """
 
     name: str
@@ -177,7 +180,7 @@ class Unit:
 
 
 class Builder:
-    """Compiles and links in one variant's folder."""
+    """Compiles and links one variant in its folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -193,13 +196,13 @@ class Builder:
     @functools.cached_property
     def tensorflow_flags(self) -> list[str]:
         flags = ["-isystem", str(self.tensorflow / "include")]
-        if self.name == "tsan":  # Eigen's queues use fences, which ThreadSanitizer does not follow
+        if self.name == "tsan":  # Eigen's queues use fences, which ThreadSanitizer does not support
             flags += ["-Wno-tsan"]
-        # The version stands in the command line, so that another TensorFlow in the same place compiles anew.
+        # The version is in the command line, so that everything is compiled again for another TensorFlow.
         return [*flags, f"-DTFSPS_TENSORFLOW_HEADERS={tensorflow_version(self.tensorflow)}"]
 
     def _source(self, unit: Unit) -> Path:
-        """The file that the compiler reads for a unit: its only source, or one that includes all of them."""
+        """Returns the file that the compiler reads for a unit: its only source, or a file that includes all sources."""
         if len(unit.sources) == 1:
             return unit.sources[0]
         source = self.folder / "obj" / f"{unit.name}.cc"
@@ -210,7 +213,7 @@ class Builder:
         return source
 
     def objects(self, units: Sequence[Unit]) -> list[Path]:
-        """Compiles what is out of date, several at a time; returns the objects in the order of the units."""
+        """Compiles outdated units, several at a time. Returns the objects in the order of the units."""
         plan = []
         outputs = []
         for unit in units:
@@ -225,13 +228,13 @@ class Builder:
             if not _is_current(output, stamp, signature, depends):
                 plan.append((unit.sources, output, stamp, signature, command))
 
-        def compile_one(item: tuple[Sequence[Path], Path, Path, str, list[str]]) -> None:
+        def compile_unit(item: tuple[Sequence[Path], Path, Path, str, list[str]]) -> None:
             _, output, stamp, signature, command = item
             output.parent.mkdir(parents=True, exist_ok=True)
             stamp.unlink(missing_ok=True)
             start = time.time_ns()
             _run(command)
-            os.utime(output, ns=(start, start))  # a header that is saved while we compile is newer than the object
+            os.utime(output, ns=(start, start))  # so a header that changes during compilation is newer
             stamp.write_text(signature)
 
         if plan:
@@ -239,7 +242,7 @@ class Builder:
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
             print(f"c++ [{self.name}]: {shown}", flush=True)
             with concurrent.futures.ThreadPoolExecutor(jobs()) as pool:
-                futures = [pool.submit(compile_one, item) for item in plan]
+                futures = [pool.submit(compile_unit, item) for item in plan]
                 try:
                     for future in concurrent.futures.as_completed(futures):
                         future.result()
@@ -249,7 +252,7 @@ class Builder:
         return outputs
 
     def link(self, output: Path, objects: Sequence[Path], flags: Sequence[str]) -> Path:
-        """Links when an object is newer. The old file is replaced, not overwritten: processes may have it mapped."""
+        """Links if an object is newer. It replaces the old file, which processes may have mapped, by a new one."""
         command = [*self.compiler, *map(str, objects), "-pthread", *shlex.split(self.variant.link), *flags]
         signature = _signature(command)
         stamp = self.folder / "obj" / f"{output.name}.link"
@@ -258,30 +261,30 @@ class Builder:
             stamp.parent.mkdir(parents=True, exist_ok=True)
             output.parent.mkdir(parents=True, exist_ok=True)
             stamp.unlink(missing_ok=True)
-            fresh = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+            temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
             try:
-                _run([*command, "-o", str(fresh)])
-                os.replace(fresh, output)
+                _run([*command, "-o", str(temporary)])
+                os.replace(temporary, output)
             finally:
-                fresh.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             stamp.write_text(signature)
         return output
 
-    # --- what we build ---
+    # --- targets ---
 
     def layer(self, name: str, flags: Sequence[str] = (), tag: str = "") -> list[Unit]:
-        """The sources of a folder of cc/. Core's sees the C++ library and POSIX only.
+        """Returns the units of a folder of cc/. Only those of core are compiled without TensorFlow's flags.
 
         Args:
             name: the folder.
-            flags: for the compiler.
-            tag: keeps the objects for several Pythons apart.
+            flags: flags for the compiler.
+            tag: a folder for the objects, to separate those of several Python versions.
         """
         folders: dict[Path, list[Path]] = {}
         for source in sorted((ROOT / "cc" / name).rglob("*.cc")):
             folders.setdefault(source.parent, []).append(source)
         if not folders:
-            raise BuildError(f"no sources in {ROOT / 'cc' / name}")
+            raise BuildError(f"{ROOT / 'cc' / name} has no sources")
         if name != "core":
             flags = [*flags, *self.tensorflow_flags]
         size = 1 if name == "tests" else GROUP_SIZE  # helpers of tests often have the same name
@@ -293,21 +296,22 @@ class Builder:
         return units
 
     def core(self) -> list[Path]:
-        """The objects of core alone, which can be compiled before TensorFlow is installed."""
+        """Compiles the objects of core, which do not need an installed TensorFlow."""
         return self.objects(self.layer("core"))
 
     def ops_library(self, output: Path) -> Path:
-        """The TensorFlow ops, without a Python symbol."""
+        """Builds the library of TensorFlow ops, which has no Python symbols."""
         objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("kernels"))
-        # By file name, without an RPATH: TensorFlow has loaded the library before it loads ours. Without the
-        # dependency, loading fails on TensorFlow 2.15 and 2.16, which load with RTLD_LOCAL.
+        # The dependency is a file name without an RPATH, because TensorFlow loads its own library before ours. Without
+        # the dependency, loading fails on TensorFlow 2.15 and 2.16, which load with RTLD_LOCAL.
         flags = ["-shared", "-Wl,--no-undefined", f"-L{self.tensorflow}", "-l:libtensorflow_framework.so.2"]
         return self.link(output, objects, flags)
 
     def python_layer(self) -> list[Unit]:
+        """Returns the units of cc/python."""
         header = Path(sysconfig.get_path("include")) / "Python.h"
         if not header.exists():
-            raise BuildError(f"{header} is missing: install Python's development files (Debian: python3-dev)")
+            raise BuildError(f"{header} is missing. Install Python's development files (Debian: python3-dev)")
         import pybind11
 
         tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
@@ -316,16 +320,16 @@ class Builder:
         return self.layer("python", flags, tag)
 
     def table_module(self, output: Path) -> Path:
-        """The Python module, without a TensorFlow symbol."""
+        """Builds the Python module, which has no TensorFlow symbols."""
         objects = self.objects(self.layer("core") + self.layer("executor") + self.python_layer())
         return self.link(output, objects, ["-shared"])
 
     def compile_package(self) -> None:
-        """Compiles for both shared objects at once, and what takes longest first, so that no processor waits."""
+        """Compiles the objects of both shared objects at once, the slowest ones first, so that no processor waits."""
         self.objects(self.python_layer() + self.layer("kernels") + self.layer("executor") + self.layer("core"))
 
     def tests(self) -> Path:
-        """All C++ tests in one binary: GoogleTest is linked once."""
+        """Builds all C++ tests as one binary, so that GoogleTest is linked only once."""
         from googletest import googletest_source
 
         gtest = googletest_source()
@@ -336,12 +340,13 @@ class Builder:
         return self.link(self.folder / "cc_tests", self.objects(units), [])
 
     def bench(self) -> Path:
+        """Builds the C++ benchmarks."""
         objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("bench"))
         return self.link(self.folder / "core_bench", objects, [])
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """One build at a time in this folder."""
+        """Locks the folder, so that only one build uses it at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -349,11 +354,12 @@ class Builder:
 
 
 def extension_path(name: str, folder: Path) -> Path:
-    """Where a shared object of the package lies; only the Python module carries the interpreter's suffix."""
+    """Returns the path of a shared object of the package. Only the Python module has the interpreter's suffix."""
     return folder / (name + (sysconfig.get_config_var("EXT_SUFFIX") if name == "_table" else ".so"))
 
 
 def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
+    """Builds a shared object of the package. Returns its path."""
     builder = Builder(variant)
     build = {"_ops_lib": builder.ops_library, "_table": builder.table_module}[name]
     with builder.lock():
@@ -362,7 +368,7 @@ def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
 
 
 def build_package(variant: str) -> None:
-    """Both shared objects: beside the Python sources, or, for other variants, beside a copy of them."""
+    """Builds both shared objects next to the Python sources or, for other variants, next to a copy of the sources."""
     package = ROOT / "tf_sparse_ps"
     if variant != "release":
         package = ROOT / "build/native" / variant / "tf_sparse_ps"
@@ -375,21 +381,22 @@ def build_package(variant: str) -> None:
 
 
 def run_tests(variant: str, arguments: Sequence[str]) -> int:
+    """Builds and runs the C++ tests. Returns 0 if all succeed."""
     builder = Builder(variant)
     with builder.lock():
         program = str(builder.tests())
-    # ThreadSanitizer remembers threads that a forked process has not, and those of tiers live as long as the process
-    # that began them: tests that kill forked writers run in a process of their own, first.
-    if variant == "tsan" and not any("filter" in one for one in arguments):
-        for chosen in ("Points/*", "-Points/*"):
-            if status := _run_tests(builder, [program, f"--gtest_filter={chosen}", *arguments]):
+    # ThreadSanitizer keeps threads in its records that a forked process does not have, and the threads of tiers live as
+    # long as their process. So tests that kill forked writers run first, in a separate process.
+    if variant == "tsan" and not any("filter" in argument for argument in arguments):
+        for pattern in ("Points/*", "-Points/*"):
+            if status := _run_tests(builder, [program, f"--gtest_filter={pattern}", *arguments]):
                 return status
         return 0
     return _run_tests(builder, [program, *arguments])
 
 
 def _run_tests(builder: Builder, command: list[str]) -> int:
-    """Runs the tests in as many processes as there are processors; returns 0 if all succeed."""
+    """Runs the tests in one process per processor. Returns 0 if all succeed."""
     shards = 1 if builder.name == "tsan" else jobs()
     with concurrent.futures.ThreadPoolExecutor(shards) as pool:
         statuses = list(pool.map(lambda shard: _run_shard(builder, command, shard, shards), range(shards)))
@@ -398,7 +405,7 @@ def _run_tests(builder: Builder, command: list[str]) -> int:
 
 def _run_shard(builder: Builder, command: list[str], shard: int, shards: int) -> int:
     variant = builder.name
-    # GCC 12's ThreadSanitizer cannot place its shadow memory under today's address randomization.
+    # GCC 12's ThreadSanitizer cannot place its shadow memory with the address randomization of recent kernels.
     if variant == "tsan" and shutil.which("setarch"):
         command = ["setarch", platform.machine(), "-R", *command]
     env = {**os.environ, **dict(builder.variant.env)}
@@ -409,18 +416,19 @@ def _run_shard(builder: Builder, command: list[str], shard: int, shards: int) ->
         for line in process.stdout or ():
             if summary or (line.startswith("[=====") and " ran. " in line):
                 summary.append(line)
-            elif line.startswith(("[ RUN ", "[---")):  # what a test that dies would have been
+            elif line.startswith(("[ RUN ", "[---")):  # the last test, in case that the process dies
                 last = line.strip()
             elif not line.startswith("[       OK ") and line.strip():
                 print(line, end="", flush=True)
-    print("".join(summary), end="", flush=True)  # at once: the lines of two processes would mix
+    print("".join(summary), end="", flush=True)  # as one write, so that lines of two processes do not mix
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
-        raise BuildError(f"the C++ tests [{variant}] were killed by {name} after: {last}")
+        raise BuildError(f"the C++ tests [{variant}] were killed by {name} in or after: {last}")
     return process.returncode
 
 
 def main() -> int:
+    """Runs the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "what", nargs="?", choices=("package", "core", "test", "compile-test", "bench"), default="package"

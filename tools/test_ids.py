@@ -1,11 +1,12 @@
-"""Lists the ids of all tests with their tiers, and compares two such lists, so that no check is lost on the way.
+"""Lists the ids of all tests with their tiers, and compares two such lists, so that a change loses no test.
 
     python tools/test_ids.py list > before.txt                     in the tree before a change
-    python tools/test_ids.py list > after.txt                      in the tree after it
+    python tools/test_ids.py list > after.txt                      in the tree after the change
     python tools/test_ids.py compare before.txt after.txt [--merged merged.txt]
 
 A line of a list is a tier, `test` or `nightly`, a tab and an id. `merged.txt` has a line `old id -> new id` for every
-test that is now a part of another one. `compare` prints what moved, and fails if an id is gone and not named there.
+test that is now a part of another test. `compare` prints the differences. It fails if an id is missing in the second
+list and in `merged.txt`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 
 
 class _Collector:
-    """A pytest plugin that keeps the ids and tiers of what was collected."""
+    """A pytest plugin that records the ids and tiers of the collected tests."""
 
     def __init__(self) -> None:
         self.tiers: dict[str, str] = {}
@@ -34,7 +35,7 @@ class _Collector:
 
 
 def python_tests(tree: Path) -> dict[str, str]:
-    """Returns the tier of each pytest id below `tree`/tests."""
+    """Returns the tier of each pytest id in `tree`/tests."""
     collector = _Collector()
     arguments = ["--collect-only", "-qq", "-m", "", "--rootdir", str(tree), str(tree / "tests")]
     output = io.StringIO()
@@ -46,32 +47,32 @@ def python_tests(tree: Path) -> dict[str, str]:
 
 
 def cc_tests(tree: Path) -> dict[str, str]:
-    """Returns the tier of each GoogleTest id; all C++ tests run every day."""
+    """Returns the tier of each GoogleTest id. All C++ tests are in the daily tier."""
     program = tree / "build/native/debug/cc_tests"
     if not program.exists():
-        raise SystemExit(f"{program} is missing: run make cc-test first")
+        raise SystemExit(f"{program} is missing. Run make cc-test first")
     output = subprocess.run([str(program), "--gtest_list_tests"], check=True, capture_output=True, text=True).stdout
-    found, suite = {}, ""
+    tiers, suite = {}, ""
     for line in output.splitlines():
         name = line.partition("#")[0].rstrip()
         if line.startswith("  "):
-            found[f"cc/{suite}{name.strip()}"] = "test"
+            tiers[f"cc/{suite}{name.strip()}"] = "test"
         elif name.endswith("."):
             suite = name
-    return found
+    return tiers
 
 
 def read(file: Path) -> dict[str, str]:
-    """Reads a list."""
+    """Reads a list. Returns the tier of each id."""
     pairs = (line.partition("\t") for line in file.read_text().splitlines())
     return {name: tier for tier, _, name in pairs}
 
 
 def by_file(ids: list[str]) -> str:
-    """One line per file: how many of `ids` it has, and which, unless they are many."""
+    """Formats ids as one line per file: their number, and the tests if they are few."""
     files: dict[str, list[str]] = collections.defaultdict(list)
-    for one in ids:
-        file, _, test = one.partition("::")
+    for name in ids:
+        file, _, test = name.partition("::")
         files[file].append(test)
     return "\n".join(
         f"  {file}: {len(tests)}" + (f" ({', '.join(sorted(tests))})" if len(tests) <= 3 else "")
@@ -80,33 +81,34 @@ def by_file(ids: list[str]) -> str:
 
 
 def compare(before: dict[str, str], after: dict[str, str], merged: dict[str, str]) -> int:
-    """Prints what became of the ids of `before`; returns 1 if one is gone."""
-    kept = [one for one, tier in before.items() if after.get(one) == tier]
-    moved = [one for one, tier in before.items() if tier == "test" and after.get(one) == "nightly"]
-    daily = [one for one, tier in before.items() if tier == "nightly" and after.get(one) == "test"]
-    replaced = [one for one in before if one not in after and merged.get(one) in after]
-    gone = [one for one in before if one not in after and merged.get(one) not in after]
-    new = [one for one in after if one not in before]
-    for what, ids in (
+    """Prints the differences of two lists. Returns 1 if an id of `before` is missing in `after`."""
+    kept = [name for name, tier in before.items() if after.get(name) == tier]
+    moved = [name for name, tier in before.items() if tier == "test" and after.get(name) == "nightly"]
+    daily = [name for name, tier in before.items() if tier == "nightly" and after.get(name) == "test"]
+    replaced = [name for name in before if name not in after and merged.get(name) in after]
+    missing = [name for name in before if name not in after and merged.get(name) not in after]
+    new = [name for name in after if name not in before]
+    for change, ids in (
         ("kept in their tier", kept),
         ("moved to the nightly tier", moved),
         ("moved to the daily tier", daily),
         ("merged into a named test", replaced),
         ("new", new),
-        ("GONE", gone),
+        ("MISSING", missing),
     ):
-        print(f"{what}: {len(ids)}")
+        print(f"{change}: {len(ids)}")
         if ids and ids is not kept:
             print(by_file(ids))
-    return 1 if gone else 0
+    return 1 if missing else 0
 
 
 def main() -> int:
-    """Lists or compares."""
+    """Runs the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser("list")
-    listing.add_argument("--tree", type=Path, default=Path(__file__).resolve().parent.parent, help="default: this one")
+    this_tree = Path(__file__).resolve().parent.parent
+    listing.add_argument("--tree", type=Path, default=this_tree, help="tree to list (default: this one)")
     comparing = actions.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)

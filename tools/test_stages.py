@@ -1,13 +1,13 @@
-"""Runs the stages of a tier of tests, each a make target, and ends with a table of their times.
+"""Runs the stages of a tier of tests, each of which is a make target, and prints a table of their results and times.
 
-    make quick                        the inner loop: at most two minutes
-    make test                         before every push: fifteen minutes on two cores
-    make nightly                      everything
-    make nightly FROM=matrix          the stages from this one on; the results of earlier ones at this commit are kept
-    python tools/test_stages.py --tier nightly asan tsan     these stages
+    make quick                        runs at most two minutes, for the inner loop
+    make test                         runs before every push: fifteen minutes on two cores
+    make nightly                      runs all tests
+    make nightly FROM=matrix          runs this stage and all later ones, with earlier results of this commit
+    python tools/test_stages.py --tier nightly asan tsan     runs these stages
 
-Lint, build and cc-test stop the run when they fail, because later results would mean little. Other stages do not stop
-it. The output and the result of each stage are kept in build/checks/TIER/COMMIT/.
+If lint, build or cc-test fails, the run stops, because later results would mean little. Other stages do not stop it.
+The folder build/checks/TIER/COMMIT/ keeps the output and the result of each stage.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Stage:
     """A make target.
 
     Attributes:
-      target: Its name.
-      minutes: What it takes on two quiet cores, once everything is built.
-      stops: Whether its failure ends the run.
+      target: The name of the target.
+      minutes: The time that the stage takes on two idle cores, after everything is built.
+      stops: Whether its failure stops the run.
     """
 
     target: str
@@ -92,7 +92,7 @@ TIERS = {
 
 @dataclasses.dataclass
 class Result:
-    """What a stage gave."""
+    """The result of a stage."""
 
     stage: str
     status: int
@@ -104,11 +104,12 @@ class Result:
 
     @property
     def verdict(self) -> str:
+        """The verdict in the table: "FAILED" or "ok"."""
         return "FAILED" if self.status else "ok"
 
 
 def _counts(output: str, status: int) -> dict[str, int]:
-    """Adds up pytest's summary lines and GoogleTest's; a stage that prints neither is one check."""
+    """Adds up the summary lines of pytest and GoogleTest. A stage that prints neither counts as one check."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     for line in re.findall(r"^.*\d+ (?:passed|failed|skipped|error)\b.*$", output, re.MULTILINE):
         for number, kind in re.findall(r"(\d+) (passed|failed|skipped|error)", line):
@@ -127,11 +128,11 @@ def _counts(output: str, status: int) -> dict[str, int]:
 
 
 def commit() -> str:
-    """Returns the short name of the checkout's commit, with "-changed" if files differ from it."""
+    """Returns the short name of the checkout's commit, with "-changed" if files differ from the commit."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
+        process = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return process.stdout.strip()
 
     name = git("rev-parse", "--short=12", "HEAD") or "no-commit"
     return name + "-changed" * bool(git("status", "--porcelain"))
@@ -145,11 +146,12 @@ class Records:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, result: Result, output: str) -> None:
+        """Writes the result and the output of a stage."""
         (self.folder / f"{result.stage}.log").write_text(output)
         (self.folder / f"{result.stage}.json").write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
 
     def load(self, stage: Stage) -> Result | None:
-        """Returns the result of a stage that was run before at this commit."""
+        """Returns the earlier result of a stage at this commit, or None."""
         file = self.folder / f"{stage.target}.json"
         return Result(**json.loads(file.read_text())) if file.exists() else None
 
@@ -204,7 +206,7 @@ def report(stages: tuple[Stage, ...], results: dict[str, Result], folder: Path) 
         for skip in result.skips:
             print(f"{'':27} {skip}")
         if result.seconds > 60 * LONGEST_STAGE_MIN:
-            print(f"{'':27} longer than {LONGEST_STAGE_MIN} minutes: split this stage")
+            print(f"{'':27} took more than {LONGEST_STAGE_MIN} minutes: split this stage")
     files = sorted(((s, name) for result in results.values() for name, s in result.files.items()), reverse=True)
     if files:
         print(f"--- the {min(SLOWEST, len(files))} slowest files")
@@ -214,11 +216,11 @@ def report(stages: tuple[Stage, ...], results: dict[str, Result], folder: Path) 
 
 
 def main() -> int:
-    """Runs a tier or some of its stages; returns 1 if one fails."""
+    """Runs a tier or some of its stages. Returns 1 if a stage fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tier", choices=TIERS, default="test", help="default: test")
-    parser.add_argument("--from", dest="first", default="", metavar="STAGE", help="start at this stage")
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help="only these stages of the tier")
+    parser.add_argument("--tier", choices=TIERS, default="test", help="tier to run (default: test)")
+    parser.add_argument("--from", dest="first", default="", metavar="STAGE", help="run this stage and all later ones")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help="run only these stages of the tier")
     arguments = parser.parse_args()
     stages = TIERS[arguments.tier]
     names = [stage.target for stage in stages]
@@ -231,7 +233,7 @@ def main() -> int:
     records = Records(arguments.tier)
     results: dict[str, Result] = {}
     if arguments.first:
-        results = {stage.target: found for stage in stages if (found := records.load(stage)) is not None}
+        results = {stage.target: record for stage in stages if (record := records.load(stage)) is not None}
     for stage in stages:
         if stage.target in chosen:
             result, output = run(stage)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a virtual environment and installs pinned requirements:  tools/venv.sh VENV REQUIREMENTS...
-# PYTHON names the interpreter, STAMP the file in VENV that keeps what was installed (.requirements). Does nothing when
-# the environment already has exactly these requirements; skips, visibly, when the interpreter is newer than MAX_PYTHON.
+# PYTHON names the interpreter. STAMP names the file in VENV that records what was installed (.requirements). The script
+# does nothing if VENV has exactly these requirements, and prints SKIPPED if the interpreter is newer than MAX_PYTHON.
 set -euo pipefail
 
 venv=$1
@@ -12,11 +12,11 @@ stamp=$venv/${STAMP:-.requirements}
 "$python" - <<'PY'
 import sys
 if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-    sys.exit(f"tf_sparse_ps needs Python 3.10 to 3.13, {sys.executable} is {sys.version.split()[0]}; set PYTHON=...")
+    sys.exit(f"tf_sparse_ps needs Python 3.10 to 3.13, {sys.executable} is {sys.version.split()[0]}. Set PYTHON=...")
 PY
 
 if ! "$python" -c "import sys; sys.exit(sys.version_info[:2] > tuple(map(int, '${MAX_PYTHON:-3.99}'.split('.'))))"; then
-  echo "SKIPPED: $venv: what is in $1 needs Python $MAX_PYTHON or older, $python is $("$python" -V | cut -d' ' -f2)"
+  echo "SKIPPED: $venv: packages in $1 need Python $MAX_PYTHON or older, $python is $("$python" -V | cut -d' ' -f2)"
   exit 0
 fi
 
@@ -38,12 +38,12 @@ printf '%s\n' "$wanted" > "$stamp"
 echo "venv: $venv has $("$venv/bin/python" - <<'PY'
 from importlib.metadata import PackageNotFoundError, version
 
-found = []
+packages = []
 for name in ("tensorflow-cpu", "keras", "torch"):
     try:
-        found.append(f"{name} {version(name)}")
+        packages.append(f"{name} {version(name)}")
     except PackageNotFoundError:
         pass
-print(", ".join(found))
+print(", ".join(packages))
 PY
 )"

@@ -1,6 +1,6 @@
-"""Looks up, differentiates, applies and fits with the installed wheel; run by tools/wheel_smoke.sh.
+"""Looks up, differentiates, applies and fits with the installed wheel. tools/wheel_smoke.sh runs this program.
 
-The one argument is the checkout, which must not be where the package comes from.
+Its argument is the path of the checkout, from which the package must not be imported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 
 def main() -> None:
+    """Runs the checks in a temporary folder of tables."""
     checkout = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory(prefix="tfsps-smoke-") as folder:
         os.environ["TFSPS_DIR"] = folder
@@ -21,6 +22,7 @@ def main() -> None:
 
 
 def smoke(checkout: Path) -> None:
+    """Runs the checks. `checkout`: the folder from which the package must not be imported."""
     import numpy as np
 
     import tf_sparse_ps.table
@@ -32,7 +34,7 @@ def smoke(checkout: Path) -> None:
 
     import tf_sparse_ps as tsps
 
-    # Such as what AutoGraph, which Keras 2 has convert the layers, does not understand.
+    # TensorFlow warns, for example, about layers that AutoGraph cannot convert for Keras 2.
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
@@ -48,7 +50,7 @@ def smoke(checkout: Path) -> None:
         net.compile(tsps.DistributedOptimizer(optimizer, collectives="local"), "mse")
         return net, layer
 
-    # Lookup and gradient: every row is ones; d(sum of rows)/d(row) counts how often the row occurred.
+    # Lookup and gradient: every row is ones, and d(sum of rows)/d(row) is the number of occurrences of the row.
     net, layer = model("ones", keras.optimizers.SGD(0.1))
     ids = tf.constant([[1, 2, 2], [7, 1, 1]], tf.int64)
     np.testing.assert_array_equal(layer(ids), np.ones((2, 3, 8), np.float32))
@@ -58,14 +60,14 @@ def smoke(checkout: Path) -> None:
     assert len(gradient) == 1, gradient
     assert gradient[0] is not None
 
-    # Apply: one SGD step on known numbers. Prediction 24 for each sample, target 0, mse over a batch of 2:
+    # Apply: one SGD step with known numbers. The prediction for each sample is 24, the target 0, the batch size 2:
     # d/d(row of key k) = (occurrences of k) * 2 * 24 / 2 = 24 per occurrence.
     net.fit(ids, tf.zeros((2, 1)), batch_size=2, epochs=1, shuffle=False, verbose=0)
     rows = np.asarray(layer(tf.constant([1, 2, 7, 8], tf.int64)))
     expected = 1 - 0.1 * 24 * np.array([3, 2, 1, 0], np.float32)
     np.testing.assert_allclose(rows, np.repeat(expected[:, None], 8, axis=1), rtol=1e-5)
 
-    # Fit: a target that is the sum of three per-key numbers is learned.
+    # Fit: the model learns a target that is the sum of three numbers, one per key.
     rng = np.random.default_rng(0)
     net, _ = model("uniform", keras.optimizers.Adam(0.01))
     keys = rng.integers(0, 1000, (4096, 3))

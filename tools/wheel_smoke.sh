@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs one wheel file beside each TensorFlow and trains with it:  tools/wheel_smoke.sh WHEEL VENV...
+# Installs a wheel with the TensorFlow of each VENV, and trains with it:  tools/wheel_smoke.sh WHEEL VENV...
 #
-# Each VENV lends its TensorFlow (a .pth line) to a fresh environment that has nothing else, so the wheel's own
-# requirements are resolved against it and the editable install of VENV is out of sight. The VENVs are tried side by side.
+# For each VENV, the script makes a new environment, whose .pth file contains the packages of VENV. So pip resolves the
+# requirements of the wheel with that TensorFlow, and the editable install of VENV is not visible. All VENVs run in
+# parallel.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -14,7 +15,7 @@ version='import importlib.metadata as m; print(m.version("tensorflow-cpu"))'
 try_with() {
   local lender=$1 purelib before after venv
   if [ ! -x "$lender/bin/python" ]; then
-    echo "SKIPPED: the wheel under $lender: there is no such environment"
+    echo "SKIPPED: the wheel with $lender: this environment does not exist"
     return
   fi
   lender=$(cd "$lender" && pwd)
@@ -33,7 +34,7 @@ try_with() {
   fi
   (cd "$scratch" && "$venv/bin/python" "$root/tools/wheel_smoke.py" "$root")
   if "$venv/bin/python" -c 'import importlib.metadata as m, sys; sys.exit(m.version("keras") < "3")'; then
-    # Keras 2 beside Keras 3. Its wheel asks for the package `tensorflow`, which tensorflow-cpu is not.
+    # Keras 2 is installed next to Keras 3, without dependencies: its wheel requires `tensorflow`, not tensorflow-cpu.
     "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps "tf_keras==${after%.*}.*"
     (cd "$scratch" && TF_USE_LEGACY_KERAS=1 "$venv/bin/python" "$root/tools/wheel_smoke.py" "$root")
   fi
@@ -45,5 +46,5 @@ for lender in "$@"; do
   trials+=($!)
 done
 for trial in "${trials[@]}"; do
-  wait "$trial"  # a trial that failed ends the script
+  wait "$trial"  # a trial that fails ends the script
 done

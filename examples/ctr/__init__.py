@@ -1,1 +1,1 @@
-"""Click-through-rate models: data sources, models, the closing report."""
+"""Click-through-rate models: data sources, models, training and the report."""

@@ -1,7 +1,7 @@
-"""Click data from a planted model: Criteo's shape, Zipf ids, and an AUC that is known.
+"""`PlantedModel`: generates click data in the shape of Criteo, with Zipf ids, from a planted model with a known AUC.
 
-Every batch is a pure function of (seed, batch number), computed by TensorFlow ops alone: any rank can make any
-batch, nothing is stored, and Python's interpreter lock is not in the way.
+Every batch is a pure function of the seed and the batch number, computed by TensorFlow ops alone. So any rank can make
+any batch, nothing is stored, and Python's interpreter lock does not slow it down.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ import tensorflow as tf
 
 from support import metrics
 
-# Distinct values of Criteo's 26 categories in its seven-day data set.
+# The number of distinct values of each of Criteo's 26 categories, in its seven-day data set.
 CARDINALITIES = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
 DENSE = 13
-_TEST_STREAM = 1 << 40  # batches of the held-out data are numbered from here
-_HEAD = 100  # ids that carry weight, in each category: what a few million samples can teach
+_TEST_STREAM = 1 << 40  # the number of the first batch of held-out data
+_HEAD = 100  # the number of ids with a weight in each category: as many as a few million samples can teach
 _DENSE_SCALE, _ID_SCALE, _BIAS = 0.2, 0.35, -1.3
 
 
 class PlantedModel:
-    """logit = bias + w . log(1 + counts), standardised + one weight for each of a category's most frequent ids.
+    """Generates clicks from a planted logistic model of 13 counts and 26 categories.
 
-    The other ids, millions of them, carry no weight: a table has to hold them, and must not fit their noise.
+    The logit is a bias, plus a weighted sum of the standardised logarithms of the counts, plus one weight for each of
+    the most frequent ids of a category. The other ids, which are millions, have no weight. A table must store them
+    without fitting their noise.
 
     Args:
-        samples: training samples, all ranks together.
-        test_samples: held-out samples.
-        seed: of the planted weights and of every batch.
-        exponent: of the Zipf distribution of the ids of a category, not 1.
+        samples: the number of training samples, all ranks together.
+        test_samples: the number of held-out samples.
+        seed: the seed of the planted weights and of all batches.
+        exponent: the exponent of the Zipf distribution of ids, not 1.
     """
 
     name = "generator"
@@ -43,7 +45,10 @@ class PlantedModel:
         if exponent <= 0 or exponent == 1:
             raise ValueError(f"exponent must be positive and not 1. Received: {exponent}")
         if samples < 1 or test_samples < 2:
-            raise ValueError(f"there must be samples. Received: samples={samples}, test_samples={test_samples}")
+            raise ValueError(
+                "there must be at least 1 sample and 2 held-out samples. Received: "
+                f"samples={samples}, test_samples={test_samples}"
+            )
         self.samples = samples
         self.test_samples = test_samples
         self._seed = seed
@@ -55,22 +60,22 @@ class PlantedModel:
         self._id_weights = weights
 
     def train(self, batch: int, rank: int, ranks: int) -> tuple[tf.data.Dataset, int]:
-        """See `ClickData`. Step k of all ranks is batches k * ranks to (k + 1) * ranks - 1."""
+        """See `ClickData.train`. In step k, the ranks train batches k * ranks to (k + 1) * ranks - 1."""
         steps = self.samples // (batch * ranks)
         if not steps:
             raise ValueError(
-                f"{self.samples} samples are fewer than one step of {ranks} ranks x {batch}: "
-                "lower --batch or raise --samples"
+                f"{self.samples} samples are fewer than one step of {ranks} ranks x {batch} samples. Use a lower "
+                "--batch or a higher --samples"
             )
         numbers = tf.data.Dataset.range(rank, steps * ranks, ranks)
         return numbers.map(lambda number: self.batch(number, batch)[:2]), steps
 
     def test(self, batch: int) -> tf.data.Dataset:
-        """See `ClickData`."""
+        """See `ClickData.test`."""
         return self._test(batch).map(lambda inputs, labels, logits: (inputs, labels))
 
     def planted_auc(self) -> float:
-        """What the planted model itself scores on the held-out data: no model can be expected to do better."""
+        """Returns the AUC of the planted model on the held-out data. Trained models cannot be expected to exceed it."""
         parts = [(labels.numpy(), logits.numpy()) for _, labels, logits in self._test(8192)]
         return metrics.auc(*map(np.concatenate, zip(*parts, strict=True)))
 
@@ -81,7 +86,7 @@ class PlantedModel:
         return numbers.map(lambda number: self.batch(number, batch))
 
     def batch(self, number: tf.Tensor, size: int) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Batch `number`: inputs, labels float32[size], and the planted logits float32[size] that drew them."""
+        """Makes batch `number`: inputs, labels, float32[size], and the planted logits of the labels, float32[size]."""
         seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(number, tf.int64)])
         streams = tf.random.split(seed, 3)
         uniform = tf.random.stateless_uniform([size, len(CARDINALITIES)], streams[0], dtype=tf.float64)
@@ -94,12 +99,12 @@ class PlantedModel:
         logits = _BIAS + tf.linalg.matvec(normal, tf.constant(self._dense_weights)) + tf.reduce_sum(weights, axis=1)
         chance = tf.random.stateless_uniform([size], streams[2])
         labels = tf.cast(chance < tf.sigmoid(logits), tf.float32)
-        # A count with a long tail, as Criteo's integers are; its logarithm is the feature.
+        # Like Criteo's integers, the counts have a long tail. Their logarithms are the features.
         counts = tf.floor(tf.exp(normal + 2.0))
         return {"dense": tf.math.log1p(counts) - 2.0, "ids": _scatter_bits(rank, features)}, labels, logits
 
     def _zipf(self, uniform: tf.Tensor) -> tf.Tensor:
-        """Ranks from 0, int64, by inversion of the continuous power law on [1, cardinality + 1)."""
+        """Returns Zipf ranks from 0, int64, by inversion of the continuous power law on [1, cardinality + 1)."""
         power = 1.0 - self._exponent
         span = np.power(np.asarray(CARDINALITIES, np.float64) + 1.0, power) - 1.0
         rank = tf.pow(uniform * span + 1.0, 1.0 / power)
@@ -107,7 +112,7 @@ class PlantedModel:
 
 
 def _scatter_bits(rank: tf.Tensor, feature: tf.Tensor) -> tf.Tensor:
-    """Keys of all 64 bits, as a hash of strings gives them: splitmix64, one to one within a feature."""
+    """Returns keys of 64 bits that look like hashes of strings: splitmix64, one-to-one within a feature."""
     x = tf.bitcast(rank + feature * (1 << 40), tf.uint64)
     x += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -1,4 +1,4 @@
-"""The training itself: one rank's part of it."""
+"""Trains a click-through-rate model on one rank, and writes the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEST_BATCH = 4096
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, evaluates and reports; returns the exit status."""
+    """Trains, evaluates and reports. Returns the exit status."""
     ranks = launch.begin_rank(options.seed)
     try:
         data = open_data(options)
@@ -39,11 +39,11 @@ def run(options: argparse.Namespace) -> int:
 def train(
     options: argparse.Namespace, data: ClickData, dataset: tf.data.Dataset, steps: int, ranks: Any, rows: Any
 ) -> int:
-    """See `run`; `rows` is the storage of the tables."""
+    """Trains the model and writes the report. `rows`: the storage of the tables. See `run`."""
     leader = ranks.rank == 0
     caches = cache.make(options, dict(zip(data.features, data.distinct_ids, strict=True)))
     model = MODELS[options.model](data.features, options.dim, options.dtype, rows, storage.placement(options), caches)
-    # Built now, so that the broadcast finds its weights before the first step.
+    # This call builds the model, so that its weights exist for the broadcast before the first step.
     model({"dense": tf.zeros([1, data.dense_width]), "ids": tf.zeros([1, len(data.features)], tf.int64)})
     model.compile(
         tsps.DistributedOptimizer(make_optimizer(options), schedule=schedules.make(options)),
@@ -59,9 +59,9 @@ def train(
         show=leader,
         disk=options.storage == "tiered",
     )
-    # All ranks look sharded tables up together.
-    together = options.placement == "sharded"
-    curve = Evaluation(data, progress, per_evaluation) if leader or together else None
+    # All ranks must look up sharded tables together, so all of them evaluate.
+    all_evaluate = options.placement == "sharded"
+    curve = Evaluation(data, progress, per_evaluation) if leader or all_evaluate else None
     model.fit(
         storage.ahead(dataset.repeat(options.epochs), model, options),
         epochs=evaluations,
@@ -78,10 +78,10 @@ def train(
 
 
 def open_data(options: argparse.Namespace) -> ClickData:
-    """The source that `--data` names.
+    """Opens the data source that `--data` names.
 
     Raises:
-        ValueError: a file is missing or of another format.
+        ValueError: a file is missing or has another format.
     """
     if options.data == "generator":
         return PlantedModel(samples=options.samples, test_samples=options.test_samples, seed=options.seed)
@@ -89,18 +89,19 @@ def open_data(options: argparse.Namespace) -> ClickData:
 
 
 def make_optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
-    """The Keras optimizer that `--optimizer` names; the tables follow the same rule."""
+    """Makes the Keras optimizer that `--optimizer` names. The tables use the same rule."""
     if options.optimizer == "adam":
         return keras.optimizers.Adam(options.learning_rate)
-    # Keras starts the accumulators at 0.1, many times the squared gradients of a mean loss: rows would hardly move.
+    # Keras's initial accumulators of 0.1 are much larger than the squared gradients of a mean loss. With them, rows
+    # would hardly change.
     return keras.optimizers.Adagrad(options.learning_rate, initial_accumulator_value=1e-6)
 
 
 class Evaluation(keras.callbacks.Callback):
-    """Scores the held-out data after every epoch: on one rank, as that takes no collective, or on all alike.
+    """Scores the held-out data after every epoch, on rank 0 or, if tables are sharded, on all ranks.
 
     Attributes:
-        points: (step, AUC, log loss).
+        points: (step, AUC, log loss) after each epoch.
     """
 
     def __init__(self, data: ClickData, progress: Progress, steps_per_epoch: int) -> None:
@@ -111,7 +112,7 @@ class Evaluation(keras.callbacks.Callback):
         self._steps = steps_per_epoch
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Adds a point."""
+        """Adds a point to the curve."""
         score = tf.function(self.model, reduce_retracing=True) if not self.points else self._score
         self._score = score
         labels, logits = [], []

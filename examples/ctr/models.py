@@ -19,7 +19,7 @@ def _mlp(widths: Sequence[int], name: str, *, linear_end: bool = False) -> keras
 
 
 def _columns(ids: tf.Tensor, names: Sequence[str]) -> dict[str, tf.Tensor]:
-    """int64[batch, features] to one int64[batch] for each name."""
+    """Splits ids, int64[batch, features], into one int64[batch] for each name."""
     return dict(zip(names, tf.unstack(ids, num=len(names), axis=1), strict=True))
 
 
@@ -27,17 +27,17 @@ class Dlrm(keras.Model):
     """A bottom MLP for the dense inputs, dot products between all vectors, and a top MLP.
 
     Args:
-        features: names of the columns of `ids`; each has a table of its own.
-        dim: width of an embedding.
-        dtype: of the tables' rows.
-        storage: of the tables.
-        placement: of the tables.
-        caches: of the tables, by feature; one that is missing has none.
-        bottom: widths of the hidden layers below the interaction.
-        top: widths of the hidden layers above it.
+        features: the names of the columns of `ids`. Each column has a table.
+        dim: the width of an embedding.
+        dtype: the type of the tables' rows.
+        storage: the storage of the tables.
+        placement: the placement of the tables.
+        caches: the caches of the tables, by feature. A feature that is missing has no cache.
+        bottom: the widths of the hidden layers below the interaction.
+        top: the widths of the hidden layers above it.
 
     Attributes:
-        widths: of the rows that each id is looked up for.
+        widths: the widths of the rows of an id.
     """
 
     def __init__(
@@ -63,30 +63,31 @@ class Dlrm(keras.Model):
         self._top = _mlp(top, "top", linear_end=True)
 
     def call(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """`dense` float32[batch, k] and `ids` int64[batch, features] to logits float32[batch, 1]."""
+        """Returns logits, float32[batch, 1]. `inputs`: `dense` float32[batch, k], `ids` int64[batch, features]."""
         dense = self._bottom(inputs["dense"])
         rows = self.embeddings(_columns(inputs["ids"], self._features))
         vectors = tf.stack([dense, *(rows[name] for name in self._features)], axis=1)
         products = tf.matmul(vectors, vectors, transpose_b=True)
-        # The whole symmetric matrix: picking its lower half costs more, in the backward pass, than it saves.
+        # The top MLP gets the whole symmetric matrix, because selecting its lower half costs more than it saves.
         count = len(self._features) + 1
         return self._top(tf.concat([dense, tf.reshape(products, [-1, count * count])], axis=1))
 
 
 class WideAndDeep(keras.Model):
-    """A linear model of the ids beside an MLP over their embeddings and the dense inputs.
+    """The sum of a linear model of the ids and an MLP over their embeddings and the dense inputs.
 
     Args:
-        features: names of the columns of `ids`; each has a wide table of width 1 and a deep one of width `dim`.
-        dim: width of a deep embedding.
-        dtype: of the tables' rows.
-        storage: of the tables.
-        placement: of the tables.
-        caches: of the tables, by feature; one that is missing has none.
-        hidden: widths of the hidden layers.
+        features: the names of the columns of `ids`. Each column has a wide table of width 1 and a deep one of width
+            `dim`.
+        dim: the width of a deep embedding.
+        dtype: the type of the tables' rows.
+        storage: the storage of the tables.
+        placement: the placement of the tables.
+        caches: the caches of the tables, by feature. A feature that is missing has no cache.
+        hidden: the widths of the hidden layers.
 
     Attributes:
-        widths: of the rows that each id is looked up for.
+        widths: the widths of the rows of an id.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class WideAndDeep(keras.Model):
         self._mlp = _mlp(hidden, "deep", linear_end=True)
 
     def call(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """`dense` float32[batch, k] and `ids` int64[batch, features] to logits float32[batch, 1]."""
+        """Returns logits, float32[batch, 1]. `inputs`: `dense` float32[batch, k], `ids` int64[batch, features]."""
         ids = inputs["ids"]
         rows = self.embeddings(_columns(ids, self._wide) | _columns(ids, self._deep))
         deep = self._mlp(tf.concat([inputs["dense"], *(rows[name] for name in self._deep)], axis=1))

@@ -1,4 +1,4 @@
-"""The closing report: quality, speed, memory, traffic."""
+"""Writes the report of a training: quality, speed, memory and traffic."""
 
 from __future__ import annotations
 
@@ -22,17 +22,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What the job used, all ranks together; memory that of this machine.
+    """The resources that all ranks of the job used. Memory and disk are those of this machine.
 
     Attributes:
-        dense_ring_bytes: gradients that the ranks hand to the all-reduce in a step; 0 for one rank.
-        sparse_ring_bytes: what the ranks hand to the all-gather in a step, mean of all; 0 on one machine.
-        shared_bytes: keys and rows that the ranks merge in shared memory in a step, mean of all.
-        table_writes: steps that the writer of this machine's tables has published.
-        rows_on_disk: rows that are not in memory.
-        rows_read: rows that were read from a disk; rows_read_late: those of them that were needed when they were.
-        disk_waited_s: what a rank has waited for them, mean of all.
-        caches: what the caches of tables on the device did, by table: see `cache_figures`.
+        tables: the number of tables.
+        rows: the number of rows.
+        disk_bytes: the size of the tables' files.
+        process_pss: the PSS of each rank, in bytes.
+        table_pss: the PSS of the tables in each rank, in bytes.
+        steps: the number of steps.
+        dense_ring_bytes: bytes of dense gradients per step, which the ranks all-reduce; 0 for one rank.
+        sparse_ring_bytes: mean bytes of keys and rows per step, which the ranks all-gather; 0 on one machine.
+        shared_bytes: mean bytes of keys and rows per step, which the ranks merge in shared memory.
+        table_writes: the number of steps that the writer of this machine's tables has published.
+        rows_on_disk: the number of rows that are not in memory.
+        rows_read: the number of rows that were read from disk.
+        rows_read_late: the number of those that a lookup had to wait for.
+        disk_waited_s: the mean time that a rank has waited for them.
+        caches: the statistics of the device caches, by table. See `cache_figures`.
     """
 
     tables: int
@@ -57,21 +64,21 @@ def measure(ranks: Any, model: Any) -> Usage:
 
     Args:
         ranks: the collectives.
-        model: trained.
+        model: the trained model.
     """
-    caches = cache_figures(model)  # before the tables are opened: that flushes newer rows
+    caches = cache_figures(model)  # read first, because opening the tables flushes newer rows
     folder = tsps.job.current().group_path
     ranks.barrier("report.measure")
     node, statistics = tsps.job.current().node, model.optimizer.statistics()
-    mine = (memory.process_pss(), memory.mappings_pss(folder), statistics | {"node": node})
-    every = ranks.allgather_object(mine, "report.usage")
+    figures = (memory.process_pss(), memory.mappings_pss(folder), statistics | {"node": node})
+    every = ranks.allgather_object(figures, "report.usage")
     tables = [tsps.Table.open(binding.path) for binding in model.embeddings.bindings]
     steps = int(model.optimizer.iterations)
 
     def total(name: str) -> float:
         return sum(statistics[name] for *_, statistics in every)
 
-    spread = {statistics["node"]: statistics["sharded_rows"] for *_, statistics in every}  # over several machines
+    spread = {statistics["node"]: statistics["sharded_rows"] for *_, statistics in every}  # sharded tables
     return Usage(
         tables=len(tables),
         rows=round(sum(spread.values())) or sum(len(table) for table in tables),
@@ -92,38 +99,39 @@ def measure(ranks: Any, model: Any) -> Usage:
 
 
 def cache_figures(model: Any) -> dict[str, dict[str, float]]:
-    """What the device caches of a model's tables did, by table.
+    """Returns the statistics of the device caches, by table.
 
     Returns:
-        `cache_statistics` of the embeddings, and what would have moved without a cache: `bytes_down_without`, a row for
-        each unique key of a forward pass, and `bytes_up_without`, a gradient for each unique key of a step. Empty: no
-        table has a cache.
+        The `cache_statistics` of the embeddings, and the bytes that would be copied without a cache:
+        `bytes_down_without`, a row for each unique key of a forward pass, and `bytes_up_without`, a gradient for each
+        unique key of a step. Empty: no table has a cache.
     """
-    cached = {one.config.name: one.config for one in model.embeddings.bindings if one.config.cache is not None}
+    configs = [binding.config for binding in model.embeddings.bindings]
+    cached = {config.name: config for config in configs if config.cache is not None}
     if not cached:
         return {}
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for name, statistics in model.embeddings.cache_statistics().items():
         dim, row_type = cached[name].dim, tf.as_dtype(cached[name].dtype)
-        found[name] = statistics | {
+        figures[name] = statistics | {
             "bytes_down_without": statistics["looked_up"] * dim * row_type.size,
             "bytes_up_without": statistics["keys"] * dim * tf.float32.size,
         }
-    return found
+    return figures
 
 
 def cache_line(caches: dict[str, dict[str, float]]) -> str:
-    """The figures of `cache_figures`, all tables together."""
+    """Formats the figures of `cache_figures`, all tables together."""
 
     def total(name: str) -> float:
         return sum(figures[name] for figures in caches.values())
 
     def moved(way: str) -> str:
         bytes_moved, without = total(f"bytes_{way}"), total(f"bytes_{way}_without")
-        return f"{readable(bytes_moved)} {way}, {bytes_moved / without:.2f} of what no cache moves"
+        return f"{readable(bytes_moved)} {way}, {bytes_moved / without:.2f} of the bytes without a cache"
 
     hits = total("hits") / total("keys")
-    return f"{len(caches)} tables; {hits:.3f} of the steps' keys were there; {moved('down')}; {moved('up')}"
+    return f"{len(caches)} tables; {hits:.3f} of the steps' keys were in the cache; {moved('down')}; {moved('up')}"
 
 
 def write(
@@ -135,7 +143,7 @@ def write(
     progress: Progress,
     usage: Usage,
 ) -> None:
-    """Writes report.txt, report.json and, where matplotlib is installed, curves.png, and prints the report."""
+    """Writes report.txt, report.json and, if matplotlib is installed, curves.png. Prints the report."""
     _, auc, log_loss = curve.points[-1]
     options.out.mkdir(parents=True, exist_ok=True)
     picture = options.out / "curves.png"
@@ -155,7 +163,7 @@ def write(
         "sparse ring": f"{readable(usage.sparse_ring_bytes)} of keys and gradient rows per step, all ranks; "
         f"{readable(usage.shared_bytes)} merged in shared memory",
         "table writes": f"{usage.table_writes / usage.steps:g} per step",
-        "disk": f"{usage.rows_on_disk:,} rows there; {usage.rows_read:,} read, {usage.rows_read_late:,} of them late; "
+        "disk": f"{usage.rows_on_disk:,} rows; {usage.rows_read:,} read, {usage.rows_read_late:,} of them late; "
         f"{usage.disk_waited_s:.1f} s waited per rank",
         "device cache": cache_line(usage.caches) if usage.caches else "",
         "curves": str(picture) if drawn else "not drawn: matplotlib is not installed",
@@ -186,7 +194,7 @@ def write(
 def draw(
     points: list[tuple[int, float, float]], losses: list[tuple[int, float]], planted_auc: float | None, path: Path
 ) -> bool:
-    """Draws training loss and held-out AUC over the steps; False: matplotlib is not installed."""
+    """Draws training loss and held-out AUC over the steps. Returns False if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

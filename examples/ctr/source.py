@@ -1,4 +1,4 @@
-"""What a source of click data offers to the training program."""
+"""`ClickData`: the interface of a source of click data."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import tensorflow as tf
 
 
 class ClickData(Protocol):
-    """Batches of `({"dense": float32[batch, dense_width], "ids": int64[batch, features]}, label float32[batch])`."""
+    """A source of batches `({"dense": float32[batch, dense_width], "ids": int64[batch, features]}, float32[batch])`."""
 
     name: str
     features: tuple[str, ...]
     dense_width: int
     distinct_ids: tuple[int | None, ...]
-    """Of each feature at most; None: not known."""
+    """The largest number of distinct ids of each feature. None: it is unknown."""
 
     def train(self, batch: int, rank: int, ranks: int) -> tuple[tf.data.Dataset, int]:
-        """This rank's share of one pass over the training data, and its number of steps, equal on all ranks."""
+        """Returns this rank's share of one pass over the training data, and its number of steps, equal on all ranks."""
 
     def test(self, batch: int) -> tf.data.Dataset:
-        """The held-out data, all of it, in batches of at most `batch`."""
+        """Returns all held-out data, in batches of at most `batch` samples."""

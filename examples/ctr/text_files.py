@@ -1,4 +1,4 @@
-"""Click logs in text files: Criteo's tab-separated lines and Avazu's CSV, with empty fields."""
+"""Reads click logs from text files: Criteo's tab-separated lines and Avazu's CSV. Fields may be empty."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import tensorflow as tf
 
-_HOLD_OUT = 10  # of a single file, the last tenth is held out
+_HOLD_OUT = 10  # without a test file, the last tenth of the lines is held out
 
 
 class TextClicks(abc.ABC):
-    """Lines of text files, sharded by rank: line i goes to rank i mod N.
+    """Reads lines of text files. If there are N ranks, rank i mod N reads line i.
 
     Args:
         path: a folder with train.* and test.*, or the training file.
-        test_path: the held-out file; without it, and without a folder, the last tenth of `path` is held out.
+        test_path: the held-out file. Without it, the last tenth of a training file is held out.
 
     Raises:
-        ValueError: a file is missing, empty, or its first line is of another format.
+        ValueError: a file is missing or empty, or its first line has another format.
     """
 
     name: str
@@ -42,33 +42,33 @@ class TextClicks(abc.ABC):
             file, header, count = self._train
             held_out = count // _HOLD_OUT
             if not held_out:
-                raise ValueError(f"{file}: {count} lines are too few to hold out a tenth: give a test file")
+                raise ValueError(f"{file}: {count} lines are too few to hold out a tenth. Use --test-path")
             self._train = (file, header, count - held_out)
             self._test = (file, header + count - held_out, held_out)
         self.samples = self._train[2]
 
     @abc.abstractmethod
     def parse(self, fields: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """`columns` string vectors, one per field, to `dense` and `ids`."""
+        """Converts the fields, one string vector for each column, to `dense` and `ids`."""
 
     def is_header(self, line: str) -> bool:
         """Whether the first line of a file names its columns."""
         return False
 
     def train(self, batch: int, rank: int, ranks: int) -> tuple[tf.data.Dataset, int]:
-        """See `ClickData`. Lines beyond the last full step are left out."""
+        """See `ClickData.train`. Lines after the last full step are left out."""
         file, skip, count = self._train
         steps = count // ranks // batch
         if not steps:
             raise ValueError(
-                f"{file}: {count} lines are fewer than one step of {ranks} ranks x {batch} samples: lower --batch"
+                f"{file}: {count} lines are fewer than one step of {ranks} ranks x {batch} samples. Use a lower --batch"
             )
         lines = tf.data.TextLineDataset(str(file)).skip(skip).take(count).shard(ranks, rank)
         lines = lines.shuffle(8 * batch, seed=rank, reshuffle_each_iteration=True)
         return lines.batch(batch, drop_remainder=True).take(steps).map(self._batch), steps
 
     def test(self, batch: int) -> tf.data.Dataset:
-        """See `ClickData`."""
+        """See `ClickData.test`."""
         file, skip, count = self._test
         return tf.data.TextLineDataset(str(file)).skip(skip).take(count).batch(batch).map(self._batch)
 
@@ -78,7 +78,7 @@ class TextClicks(abc.ABC):
         return self.parse(fields), labels
 
     def _inspect(self, path: Path) -> tuple[Path, int, int]:
-        """The file, how many header lines it has, and how many others; the first of those is checked."""
+        """Checks the first data line of a file. Returns the file, its number of header lines, and of data lines."""
         if not path.is_file():
             raise ValueError(f"{self.name}: no such file: {path}")
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -86,19 +86,19 @@ class TextClicks(abc.ABC):
             header = int(self.is_header(first))
             line = file.readline().rstrip("\n") if header else first
         if not line:
-            raise ValueError(f"{path}: no data")
+            raise ValueError(f"{path}: the file has no data")
         fields = line.split(self.delimiter)
         if len(fields) != self.columns or fields[self.label_column] not in ("0", "1"):
             raise ValueError(
                 f"{path}, line {header + 1}: expected {self.name} data: {self.columns} fields separated by "
-                f"{self.delimiter!r}, field {self.label_column + 1} the label, 0 or 1. Received: {len(fields)} fields: "
-                f"{line[:80]!r}"
+                f"{self.delimiter!r}, whose field {self.label_column + 1} is the label, 0 or 1. Received: "
+                f"{len(fields)} fields: {line[:80]!r}"
             )
         return path, header, _count_lines(path) - header
 
 
 class Criteo(TextClicks):
-    """Criteo's display advertising challenge: label, 13 integers, 26 hashed categories; any may be empty."""
+    """Criteo's display advertising challenge: a label, 13 integers and 26 hashed categories. Fields may be empty."""
 
     name = "criteo"
     delimiter = "\t"
@@ -109,7 +109,7 @@ class Criteo(TextClicks):
     distinct_ids = (None,) * len(features)
 
     def parse(self, fields: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Integers as log(1 + x), negative ones as 0; an empty field is 0. An empty category is an id of its own."""
+        """Converts integers to log(1 + x); negative and empty ones become 0. An empty category has an id, too."""
         integers = tf.stack(fields[1:14], axis=1)
         integers = tf.strings.to_number(tf.where(integers == "", "0", integers))
         dense = tf.math.log1p(tf.maximum(integers, 0.0))
@@ -131,12 +131,12 @@ class Avazu(TextClicks):
     distinct_ids = (None,) * len(features)
 
     def is_header(self, line: str) -> bool:
-        """The published training file has one."""
+        """Whether the first line is the header of the published training file."""
         return line.startswith("id,")
 
     def parse(self, fields: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The hour of the day becomes a category and, as a point on the circle, the dense input."""
-        # The padding stands in for an empty field; of a whole one it is not reached.
+        """Converts the hour of the day to a category and, as a point on a circle, to the dense input."""
+        # The padding replaces an empty field. It does not affect other fields.
         hour = tf.strings.substr(tf.strings.join([fields[2], "00000000"]), 6, 2)
         angle = tf.strings.to_number(hour) * (3.14159265 / 12)
         return {
@@ -146,16 +146,16 @@ class Avazu(TextClicks):
 
 
 def hash_ids(columns: Sequence[tf.Tensor]) -> tf.Tensor:
-    """String vectors to keys int64[batch, columns]: FarmHash, stable over versions and machines, 63 bits kept."""
+    """Hashes string vectors to keys, int64[batch, columns], by 63 bits of FarmHash, which are equal on all machines."""
     return tf.strings.to_hash_bucket_fast(tf.stack(columns, axis=1), (1 << 63) - 1)
 
 
 def _only_file(folder: Path, stem: str) -> Path:
-    found = sorted(folder.glob(f"{stem}.*"))
-    if len(found) != 1:
-        names = [path.name for path in found]
+    paths = sorted(folder.glob(f"{stem}.*"))
+    if len(paths) != 1:
+        names = [path.name for path in paths]
         raise ValueError(f"{folder}: expected one file named {stem}.*. Received: {names or 'none'}")
-    return found[0]
+    return paths[0]
 
 
 def _count_lines(path: Path) -> int:

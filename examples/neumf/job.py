@@ -1,4 +1,4 @@
-"""The training itself: one rank's part of it."""
+"""Trains NeuMF on one rank, and writes the report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CUTOFF = 10
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, evaluates and reports; returns the exit status."""
+    """Trains, evaluates and reports. Returns the exit status."""
     ranks = launch.begin_rank(options.seed)
     leader = ranks.rank == 0
     batch = options.batch // ranks.size
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
 
     model = NeuMF(data.user_count, data.item_count, options.factors, options.dropout, options.dtype)
-    # Built now, so that the broadcast finds its weights before the first step.
+    # This call builds the model, so that its weights exist for the broadcast before the first step.
     model({"user": tf.zeros([1], tf.int64), "item": tf.zeros([1], tf.int64)})
     model.compile(
         tsps.DistributedOptimizer(keras.optimizers.Adam(options.learning_rate), schedule=schedules.make(options)),
@@ -71,10 +71,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Ranking(keras.callbacks.Callback):
-    """HR@10 and NDCG@10 after every epoch, on one rank: that takes no collective.
+    """Computes HR@10 and NDCG@10 after every epoch. It needs no collective, so one rank alone can run it.
 
     Attributes:
-        epochs: (HR, NDCG, training loss of this rank) of each.
+        epochs: (HR, NDCG, training loss of this rank) of each epoch.
     """
 
     def __init__(self, data: movielens.LeaveOneOut, progress: Progress) -> None:

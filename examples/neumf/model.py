@@ -1,4 +1,4 @@
-"""NeuMF: generalised matrix factorisation beside an MLP (He et al. 2017, section 3.4)."""
+"""`NeuMF`: generalised matrix factorisation combined with an MLP (He et al. 2017, section 3.4)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import tf_sparse_ps as tsps
 
 
 class NeuMF(keras.Model):
-    """Four tables, one lookup: user and item, once for the product and once for the MLP.
+    """Looks up users and items, each once for the product and once for the MLP: one lookup in four tables.
 
-    As in the paper, `factors` predictive factors mean a product of width `factors` and a tower of
-    4, 2 and 1 times `factors` over two embeddings of twice that width. Initial values as in the authors' code:
-    embeddings N(0, 0.01), the last layer LeCun-uniform.
+    As in the paper, the product has the width `factors`, and the tower has the widths 4, 2 and 1 times `factors`, over
+    two embeddings of twice the width `factors`. Initial values are those of the authors' code: N(0, 0.01) for
+    embeddings, and LeCun-uniform for the last layer.
 
     Args:
-        user_count: users are 0 to user_count - 1.
-        item_count: items are 0 to item_count - 1.
-        factors: predictive factors.
-        dropout: of the tower's and the last layer's inputs; the paper has none.
-        dtype: of the tables' rows.
+        user_count: the number of users, which are 0 to user_count - 1.
+        item_count: the number of items, which are 0 to item_count - 1.
+        factors: the number of predictive factors.
+        dropout: the dropout rate for the inputs of the tower and of the last layer; 0 in the paper.
+        dtype: the type of the tables' rows.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class NeuMF(keras.Model):
         self._last = keras.layers.Dense(1, kernel_initializer="lecun_uniform", name="prediction")
 
     def call(self, inputs: Mapping[str, tf.Tensor], training: bool = False) -> tf.Tensor:
-        """`user` and `item` int64[batch] to logits float32[batch, 1]."""
+        """Returns logits, float32[batch, 1]. `inputs`: `user` and `item`, int64[batch]."""
         user, item = inputs["user"], inputs["item"]
         rows = self.embeddings({"user_product": user, "item_product": item, "user_mlp": user, "item_mlp": item})
         product = rows["user_product"] * rows["item_product"]

@@ -1,4 +1,4 @@
-"""The leave-one-out MovieLens-1M files of He et al. 2017, and their negative sampling."""
+"""Reads the leave-one-out MovieLens-1M files of He et al. 2017, and samples negatives."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class LeaveOneOut:
     """Positive pairs for training, and for every user one held-out item among negatives.
 
     Attributes:
-        users: int64[pairs], of the training pairs.
-        items: int64[pairs].
-        test_users: int64[cases].
-        candidates: int64[cases, 1 + negatives]; column 0 is the held-out item.
-        user_count: users are 0 to user_count - 1.
-        item_count: items are 0 to item_count - 1.
+        users: the users of the training pairs, int64[pairs].
+        items: the items of the training pairs, int64[pairs].
+        test_users: the users of the test cases, int64[cases].
+        candidates: the items of the test cases, int64[cases, 1 + negatives]; column 0 is the held-out item.
+        user_count: the number of users, which are 0 to user_count - 1.
+        item_count: the number of items, which are 0 to item_count - 1.
     """
 
     users: NDArray[np.int64]
@@ -37,7 +37,7 @@ def load(folder: str | Path, stem: str = "ml-1m") -> LeaveOneOut:
     """Reads STEM.train.pairs.tsv (user, item) or STEM.train.rating, STEM.test.rating and STEM.test.negative.
 
     Raises:
-        ValueError: a file is missing, or its lines are not of that form.
+        ValueError: a file is missing, or its lines have another format.
     """
     folder = Path(folder)
     training = folder / f"{stem}.train.pairs.tsv"
@@ -58,15 +58,17 @@ def load(folder: str | Path, stem: str = "ml-1m") -> LeaveOneOut:
 
 
 class NegativeSampler:
-    """Each epoch: all positives in a new order, each with fresh negatives that its user has not in the training set.
+    """Samples each epoch: all positives in a new order, with new negatives that are not in the user's training set.
 
-    The order is common to the ranks, who take every N-th pair of it and draw the negatives of their own.
+    All ranks use the same order. Of N ranks, each takes every N-th pair and draws the negatives of its pairs.
 
     Args:
         data: the training pairs.
-        negatives: per positive.
-        batch: samples per step of this rank.
-        seed: common to the ranks.
+        negatives: the number of negatives per positive.
+        batch: the samples per step of this rank.
+        rank: this rank.
+        ranks: the number of ranks.
+        seed: the seed, the same on all ranks.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class NegativeSampler:
         if not self.steps:
             raise ValueError(
                 f"{data.users.size} pairs with {negatives} negatives each are fewer than one step of {ranks} ranks x "
-                f"{batch} samples: lower --batch"
+                f"{batch} samples. Use a lower --batch"
             )
         self._data = data
         self._negatives = negatives
@@ -84,15 +86,15 @@ class NegativeSampler:
         self._rank = rank
         self._ranks = ranks
         self._seed = seed
-        # A sorted code per pair: membership by binary search, no matrix of users x items.
+        # The pairs as sorted codes, in which a binary search finds a pair. A matrix of users x items would be larger.
         self._known = np.unique(data.users * data.item_count + data.items)
 
     def epoch(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-        """This rank's users, items and labels of an epoch, shuffled: `steps * batch` of each."""
+        """Returns this rank's users, items and labels of an epoch, shuffled: `steps * batch` of each."""
         order = np.random.default_rng((self._seed, number)).permutation(self._data.users.size)
-        mine = order[self._rank :: self._ranks][: self._data.users.size // self._ranks]
+        pairs = order[self._rank :: self._ranks][: self._data.users.size // self._ranks]
         draw = np.random.default_rng((self._seed, number, 1 + self._rank))
-        users, positives = self._data.users[mine], self._data.items[mine]
+        users, positives = self._data.users[pairs], self._data.items[pairs]
         repeated = np.repeat(users, self._negatives)
         items = np.concatenate([positives, self._unseen(repeated, draw)])
         users = np.concatenate([users, repeated])
@@ -102,7 +104,7 @@ class NegativeSampler:
         return users[shuffled], items[shuffled], labels[shuffled]
 
     def batches(self, epochs: int) -> Iterator[Batch]:
-        """The batches of all epochs, one after another."""
+        """Yields the batches of all epochs."""
         for number in range(epochs):
             users, items, labels = self.epoch(number)
             for start in range(0, labels.size, self._batch):
@@ -110,7 +112,7 @@ class NegativeSampler:
                 yield {"user": users[part], "item": items[part]}, labels[part]
 
     def _unseen(self, users: NDArray[np.int64], draw: np.random.Generator) -> NDArray[np.int64]:
-        """One uniform item for each of `users`, drawn again while the user has it."""
+        """Draws a uniform item for each of `users`, again and again until the user does not have it."""
         items = draw.integers(self._data.item_count, size=users.size)
         pending = np.arange(users.size)
         while pending.size:
@@ -122,14 +124,14 @@ class NegativeSampler:
 
 
 def places(scores: NDArray[np.floating], candidates: NDArray[np.integer]) -> NDArray[np.int64]:
-    """How many candidates stand before the held-out item, column 0, in each row.
+    """Returns the number of candidates before the held-out item, column 0, in each row.
 
-    The published evaluation keeps one score per item: a negative that is the held-out item itself, as 156 of the
-    files' are, is no rival. Ties go to the rival, so a model that scores all alike hits nothing.
+    As in the published evaluation, a negative that is the held-out item itself does not count. The files have 156 such
+    negatives. A tie counts as before the held-out item, so a model with equal scores has no hit.
 
     Args:
-        scores: [cases, 1 + negatives].
-        candidates: [cases, 1 + negatives], the items scored.
+        scores: the scores of the candidates, [cases, 1 + negatives].
+        candidates: the items, [cases, 1 + negatives].
     """
     before = (scores[:, 1:] >= scores[:, :1]) & (candidates[:, 1:] != candidates[:, :1])
     return np.count_nonzero(before, axis=1)
@@ -145,14 +147,14 @@ def _integers(path: Path, columns: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def _negatives(path: Path, test: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Lines `(user,item)<TAB>item...`, in the order of the test file."""
+    """Reads lines `(user,item)<TAB>item...`, which must be in the order of the test file."""
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
     with path.open() as file:
         lines = [line.rstrip("\n").split("\t") for line in file]
     cases = [f"({user},{item})" for user, item in test.tolist()]
     if [line[0] for line in lines] != cases:
-        raise ValueError(f"{path}: its (user,item) cases are not those of the test file, in the same order")
+        raise ValueError(f"{path}: the (user,item) cases are not those of the test file in the same order")
     try:
         return np.array([line[1:] for line in lines], np.int64)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""What the example programs share: starting ranks, a progress bar, memory accounting, metrics."""
+"""Modules that the example programs share: they start ranks, show progress, measure memory, and compute metrics."""

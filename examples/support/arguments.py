@@ -1,4 +1,4 @@
-"""Command lines: the parser, and types of arguments."""
+"""Parser and argument types for the command lines of the examples."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import argparse
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    """A parser whose help shows a program's docstring, its first paragraph above the options."""
+    """Makes a parser whose help shows a program's docstring, the first paragraph above the options."""
     summary, _, details = doc.partition("\n\n")
     return argparse.ArgumentParser(
         description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
-DTYPES = ("float32", "bfloat16", "float16")  # of the tables' rows
+DTYPES = ("float32", "bfloat16", "float16")  # the types of rows
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1."""
+    """Parses an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1. Received: {text}")
@@ -25,7 +25,7 @@ def positive(text: str) -> int:
 
 
 def positive_float(text: str) -> float:
-    """A finite number above 0."""
+    """Parses a finite number above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0. Received: {text}")
@@ -33,7 +33,7 @@ def positive_float(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """A number of at least 0 and below 1."""
+    """Parses a number of at least 0 and below 1."""
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and below 1. Received: {text}")

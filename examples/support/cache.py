@@ -1,4 +1,4 @@
-"""The options `--cache` and `--cache-policy`, and what they make."""
+"""The options `--cache` and `--cache-policy`, and the device caches that they define."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from support import arguments
 if TYPE_CHECKING:
     import tf_sparse_ps as tsps
 
-_FEW = 1000  # distinct ids: a step moves few rows of such a table, and a cache costs more than that
+# A step moves few rows of a table with at most this many ids, so a cache would cost more than it saves.
+_FEW = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,43 +22,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache",
         type=arguments.positive,
         metavar="ROWS",
-        help="rows of each table that are kept on the device, the first GPU or else the CPU; a table that is known to "
-        f"have fewer ids gets as many, one of at most {_FEW} ids has no cache (default: no caches)",
+        help="number of rows of each table to keep on the device, which is the first GPU, or else the CPU; tables with "
+        f"fewer ids get a smaller cache, and tables with at most {_FEW} ids get none (default: no caches)",
     )
     add(
         "--cache-policy",
         choices=("admission", "lru"),
-        help="--cache: which rows enter: those that are used often, or all of every batch (default: admission)",
+        help="which rows enter the cache of --cache: frequent rows, or all rows of each batch (default: admission)",
     )
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program, with the reason, where the options do not go together; `options.batch` is set."""
+    """Ends the program with an error message if options exclude each other. `options.batch` must be set."""
     if options.cache is None:
         if options.cache_policy is not None:
-            parser.error("--cache-policy goes with --cache")
+            parser.error("--cache-policy needs --cache")
         return
     if options.ranks > 1:
-        parser.error("--cache trains in one process: each of several ranks would have newer rows than the others")
+        parser.error("--cache trains in one process, because ranks would have different rows. Use --ranks 1")
     if options.storage == "tiered":
         parser.error("--cache keeps rows of tables in memory only")
     if options.placement == "sharded":
         parser.error("--cache keeps rows of replicated tables only")
     if options.schedule == "delayed":
-        parser.error("--cache: --schedule delayed trains rows of the host only")
+        parser.error("--cache cannot be used with --schedule delayed, which trains rows of the host only")
     if options.cache_policy == "lru" and options.cache < options.batch:
-        parser.error(f"--cache-policy lru needs room for all ids of a batch: --cache of at least {options.batch}")
+        parser.error(f"--cache-policy lru needs space for all ids of a batch. Use --cache {options.batch} or more")
 
 
 def make(options: argparse.Namespace, ids: Mapping[str, int | None]) -> dict[str, tsps.DeviceCache]:
-    """The caches that the options name.
+    """Makes the caches that the options define.
 
     Args:
-        options: checked.
-        ids: how many distinct ids each feature has, None: not known.
+        options: the options, checked.
+        ids: the number of distinct ids of each feature. None: it is unknown.
 
     Returns:
-        by the names of the features; one whose table has no cache is missing.
+        The cache of each feature, by name. Features without a cache are missing.
     """
     import tf_sparse_ps as tsps
 

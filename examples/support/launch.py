@@ -1,4 +1,4 @@
-"""Runs a script once per rank: it starts itself again, by `tf-sparse-ps run`."""
+"""Runs a script on several ranks: the script starts itself again by `tf-sparse-ps run`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--collectives",
         choices=("auto", "horovod", "tensorflow"),
         default="auto",
-        help="what connects the ranks; auto: Horovod where it is installed, else TensorFlow (default: auto)",
+        help="library that connects the ranks; auto: Horovod if it is installed, else TensorFlow (default: auto)",
     )
 
 
 def run(train: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Calls `train(options)` on each of `options.ranks` ranks; returns the exit status.
+    """Calls `train(options)` on each of `options.ranks` ranks. Returns the exit status.
 
-    What rank 0 writes is shown; `options.out`/logs has what all of them write.
+    The terminal shows the output of rank 0. The folder `options.out`/logs contains the output of all ranks.
     """
     if is_rank():
         return train(options)
@@ -40,18 +40,18 @@ def run(train: Callable[[argparse.Namespace], int], options: argparse.Namespace)
 
 
 def is_rank() -> bool:
-    """Whether this process is one rank of a job, started by a launcher."""
+    """Whether a launcher has started this process as a rank of a job."""
     return any(name in os.environ for name in ("TFSPS_RANK", "HOROVOD_RANK", "TF_CONFIG"))
 
 
 def start_ranks(ranks: int, collectives: str, logs: Path, command: list[str] | None = None) -> int:
-    """Runs this script with its arguments on `ranks` ranks of this machine; returns the exit status.
+    """Runs this script with its arguments on ranks of this machine. Returns the exit status.
 
     Args:
-        ranks: number of processes.
-        collectives: what connects them.
-        logs: folder for what they write.
-        command: the command line after the interpreter; default: this script's own.
+        ranks: the number of ranks.
+        collectives: the library that connects them.
+        logs: the folder for their output.
+        command: the command line after the interpreter (default: that of this script).
     """
     print(f"Starting {ranks} rank{'s' * (ranks > 1)}; logs: {logs}", file=sys.stderr, flush=True)
     job = [sys.executable, *(sys.argv if command is None else command)]
@@ -62,27 +62,27 @@ def start_ranks(ranks: int, collectives: str, logs: Path, command: list[str] | N
             process.send_signal(number)
 
         signal.signal(signal.SIGTERM, pass_on)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher got it too, and ends its ranks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher receives it, too, and ends its ranks
         status = process.wait()
-    return 128 - status if status < 0 else status  # as shells number it
+    return 128 - status if status < 0 else status  # the number that shells use
 
 
 def engine(ranks: Collectives) -> str:
-    """The name of the library that connects the ranks, for people to read."""
+    """Returns the name of the library that connects the ranks, for output."""
     if ranks.size == 1:
         return "none, there is one rank"
     return {"horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}.get(ranks.kind, ranks.kind)
 
 
 def begin_rank(seed: int) -> Collectives:
-    """Divides the machine's cores among its ranks, joins the job and seeds Keras; call it before TensorFlow's first op.
+    """Divides the machine's cores among its ranks, joins the job and seeds Keras. Call it before TensorFlow's first op.
 
-    Rank 0 prints the name of the engine that connects the ranks.
+    Rank 0 prints the name of the library that connects the ranks.
 
     Returns:
-        this rank, and how many there are.
+        The collectives, with this rank and the number of ranks.
     """
-    import keras  # not above: a script that only starts ranks, or prints its help, needs no TensorFlow
+    import keras  # imported here, because a script that only starts ranks or prints its help needs no TensorFlow
     import tensorflow as tf
 
     import tf_sparse_ps as tsps

@@ -1,4 +1,4 @@
-"""How much memory processes use, shared pages counted once: proportional set sizes from /proc."""
+"""Measures the memory of processes as proportional set sizes (PSS) from /proc, which count shared pages once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+\s*(.*)$")
 
 
 def process_pss(pid: int | str = "self") -> int:
-    """Proportional set size of a process in bytes, all its mappings."""
+    """Returns the PSS of a process, in bytes."""
     return _sum_pss(Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
 
 
 def mappings_pss(folder: str | os.PathLike[str], pid: int | str = "self") -> int:
-    """Proportional set size in bytes of the files below `folder` that a process maps."""
+    """Returns the PSS of the files in `folder` that a process maps, in bytes."""
     wanted = os.fspath(folder).rstrip("/") + "/"
     kept: list[str] = []
     inside = False
@@ -30,7 +30,7 @@ def mappings_pss(folder: str | os.PathLike[str], pid: int | str = "self") -> int
 
 
 def disk_bytes(folder: str | os.PathLike[str]) -> int:
-    """Bytes of the blocks that the files below `folder` occupy."""
+    """Returns the size of the blocks that the files in `folder` occupy, in bytes."""
     return sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*") if path.is_file())
 
 
@@ -39,7 +39,7 @@ def _sum_pss(lines: Iterable[str]) -> int:
 
 
 def readable(size: float) -> str:
-    """`size` bytes with a binary unit: 1536 -> "1.5 KiB"."""
+    """Formats a number of bytes with a binary unit: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.4g} {unit}"

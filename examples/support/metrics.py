@@ -1,4 +1,4 @@
-"""Exact metrics of scored samples, in NumPy."""
+"""Computes exact metrics of scored samples with NumPy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 
 def auc(labels: NDArray[np.floating], scores: NDArray[np.floating]) -> float:
-    """Area under the ROC curve: the share of (positive, negative) pairs in the right order, ties one half.
+    """Returns the area under the ROC curve: the share of (positive, negative) pairs in the right order, ties one half.
 
     Args:
-        labels: [n], 0 or 1.
-        scores: [n], any monotone score.
+        labels: the labels, [n], 0 or 1.
+        scores: the scores, [n]. A higher score means positive.
 
     Raises:
         ValueError: only one class is present.
@@ -27,17 +27,17 @@ def auc(labels: NDArray[np.floating], scores: NDArray[np.floating]) -> float:
 
 
 def log_loss(labels: NDArray[np.floating], logits: NDArray[np.floating]) -> float:
-    """Mean negative log-likelihood of `labels` [n] under `logits` [n], in nats."""
+    """Returns the mean negative log-likelihood of `labels`, [n], under `logits`, [n], in nats."""
     logits = logits.astype(np.float64)
     return float(np.mean(np.logaddexp(0.0, logits) - labels * logits))
 
 
 def hit_rate_and_ndcg(ranks: NDArray[np.integer], cutoff: int = 10) -> tuple[float, float]:
-    """HR@cutoff and NDCG@cutoff when every case has one relevant item.
+    """Returns HR@cutoff and NDCG@cutoff for cases with one relevant item each.
 
     Args:
-        ranks: [cases], how many candidates stand before the relevant item.
-        cutoff: length of the list that is shown.
+        ranks: the number of candidates before the relevant item, [cases].
+        cutoff: the length of the recommended list.
     """
     hit = ranks < cutoff
     return float(hit.mean()), float(np.where(hit, np.log(2) / np.log(ranks + 2.0), 0.0).mean())

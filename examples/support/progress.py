@@ -1,4 +1,4 @@
-"""A tqdm bar over the steps of `model.fit`, with the samples/s of the whole job."""
+"""`Progress`: a tqdm bar over the steps of `model.fit`, with the samples/s of the whole job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tqdm import tqdm
 
 
 class Progress(keras.callbacks.Callback):
-    """Shows one bar for the whole fit, and keeps what the curves need.
+    """Shows one bar for the whole fit, and records the losses for the curves.
 
     Args:
-        total_steps: of the fit.
-        samples_per_step: of all ranks together.
-        show: whether this rank does.
-        disk: shows what this rank has read from a disk too late, and for how long it has waited for that.
+        total_steps: the number of steps of the fit.
+        samples_per_step: the number of samples per step, of all ranks together.
+        show: whether this rank shows the bar.
+        disk: whether to show how many rows this rank has read from disk too late, and how long it has waited for them.
 
     Attributes:
-        losses: (step, mean loss of the steps since the entry before), of this rank, about 200 over the fit.
-        train_seconds: time spent in epochs, evaluation between them and the first step, which traces, left out.
+        losses: (step, mean loss of this rank since the previous entry), about 200 entries over the fit.
+        train_seconds: the time spent in epochs, without evaluation and without the first step, which traces.
     """
 
     def __init__(self, *, total_steps: int, samples_per_step: int, show: bool, disk: bool = False) -> None:
@@ -40,7 +40,7 @@ class Progress(keras.callbacks.Callback):
 
     @property
     def samples_per_second(self) -> float:
-        """Of all ranks together, over `train_seconds`."""
+        """The samples per second of all ranks together, over `train_seconds`."""
         return (self._step - 1) * self._samples / self.train_seconds if self._step > 1 else 0.0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -51,7 +51,7 @@ class Progress(keras.callbacks.Callback):
             unit=" samples",
             unit_scale=True,
             disable=not self._show,
-            mininterval=0.5 if terminal else 5.0,  # in somebody's log every refresh is a line
+            mininterval=0.5 if terminal else 5.0,  # in a log file every refresh is a line
             dynamic_ncols=terminal,
         )
 
@@ -67,18 +67,18 @@ class Progress(keras.callbacks.Callback):
             self._began = time.perf_counter()
         self._bar.update(self._samples)
         if self._step % self._every == 0 and logs and "loss" in logs:
-            # Keras reports the mean since the epoch began.
+            # Keras reports the mean since the beginning of the epoch.
             steps, total = batch + 1, (batch + 1) * float(logs["loss"])
             self.losses.append((self._step, (total - self._counted[1]) / (steps - self._counted[0])))
             self._counted = (steps, total)
-            self._bar.set_postfix_str(f"loss {self.losses[-1][1]:.4f}{self._of_disk()}", refresh=False)
+            self._bar.set_postfix_str(f"loss {self.losses[-1][1]:.4f}{self._disk_text()}", refresh=False)
 
-    def _of_disk(self) -> str:
+    def _disk_text(self) -> str:
         if not self._disk:
             return ""
-        found = self.model.optimizer.statistics()
-        late, read = (tqdm.format_sizeof(found[name]) for name in ("rows_read_late", "rows_read"))
-        return f", waited {found['disk_waited_s']:.1f} s for the disk, {late} of {read} rows late"
+        statistics = self.model.optimizer.statistics()
+        late, read = (tqdm.format_sizeof(statistics[name]) for name in ("rows_read_late", "rows_read"))
+        return f", waited {statistics['disk_waited_s']:.1f} s for the disk, {late} of {read} rows late"
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Stops the clock."""

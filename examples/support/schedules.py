@@ -1,4 +1,4 @@
-"""The option `--schedule`, and what it makes."""
+"""The options `--schedule`, `--staleness` and `--cycle`, and the schedule that they define."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ _NAMES = ("synchronous", "timed-buckets", "delayed")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `make` reads."""
     count = arguments.positive
-    parser.add_argument(
-        "--schedule", choices=_NAMES, default=_NAMES[0], help="when gradients travel (default: %(default)s)"
-    )
-    parser.add_argument("--staleness", type=count, default=1, help="of --schedule delayed, in steps (default: 1)")
-    parser.add_argument("--cycle", type=count, default=100, help="of --schedule delayed, in steps (default: 100)")
+    add = parser.add_argument
+    add("--schedule", choices=_NAMES, default=_NAMES[0], help="when gradients are exchanged (default: %(default)s)")
+    add("--staleness", type=count, default=1, help="staleness of --schedule delayed, in steps (default: 1)")
+    add("--cycle", type=count, default=100, help="cycle of --schedule delayed, in steps (default: 100)")
 
 
 def make(options: argparse.Namespace) -> tsps.schedules.Schedule:
-    """The schedule that the options name."""
+    """Makes the schedule that the options define."""
     import tf_sparse_ps as tsps
 
     if options.schedule == "delayed":

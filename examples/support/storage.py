@@ -1,4 +1,4 @@
-"""The options `--storage`, `--storage-folder`, `--storage-memory` and `--placement`, and what they make."""
+"""The options `--storage`, `--storage-folder`, `--storage-memory` and `--placement`, and what they define."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
     import tf_sparse_ps as tsps
 
-_MEMORY = "48MiB"  # 12 MiB of it are buffers
+_MEMORY = "48MiB"  # 12 MiB of this are buffers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `make` reads."""
     add = parser.add_argument
     add("--storage", choices=("memory", "tiered"), default="memory", help="where tables are (default: %(default)s)")
-    add("--storage-folder", help="tiered: on a local disk (default: a temporary one, which is removed)")
-    add("--storage-memory", default=_MEMORY, help="tiered: of each table, such as 4GiB (default: %(default)s)")
+    add("--storage-folder", help="tiered: folder on a local disk (default: a temporary folder)")
+    add("--storage-memory", default=_MEMORY, help="tiered: memory of each table, such as 4GiB (default: %(default)s)")
     add(
         "--placement",
         choices=("replicated", "sharded"),
         default="replicated",
-        help="tables of several machines: whole on each, or each row on one (default: %(default)s)",
+        help="on several machines: each has all rows, or each has a part of the rows (default: %(default)s)",
     )
 
 
 def placement(options: argparse.Namespace) -> tsps.Sharded | str:
-    """The placement that the options name."""
+    """Returns the placement that the options define."""
     import tf_sparse_ps as tsps
 
     return tsps.Sharded() if options.placement == "sharded" else "replicated"
@@ -39,10 +39,10 @@ def placement(options: argparse.Namespace) -> tsps.Sharded | str:
 
 @contextlib.contextmanager
 def make(options: argparse.Namespace, ranks: Any) -> Iterator[tsps.Tiered | str]:
-    """The storage that the options name, the same on all ranks.
+    """Yields the storage that the options define, the same on all ranks.
 
     Raises:
-        ValueError: `--storage-memory` is no size.
+        ValueError: `--storage-memory` is not a size.
     """
     import tf_sparse_ps as tsps
 
@@ -55,11 +55,11 @@ def make(options: argparse.Namespace, ranks: Any) -> Iterator[tsps.Tiered | str]
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="train-", ignore_cleanup_errors=True))
         folder = ranks.broadcast_object(folder, 0, "storage.folder")
         yield tsps.Tiered(folder, memory=options.storage_memory)
-        ranks.barrier("storage.end")  # nobody uses it any more
+        ranks.barrier("storage.end")  # after this, no rank uses the folder
 
 
 def ahead(dataset: tf.data.Dataset, model: Any, options: argparse.Namespace) -> tf.data.Dataset:
-    """The dataset, with the rows that its next batches need read, or copied to the device, ahead of them."""
+    """Returns the dataset. If tables are on disk or have a cache, it reads the rows of its next batches ahead."""
     import tf_sparse_ps as tsps
 
     in_memory = options.storage == "memory" and options.cache is None

@@ -39,7 +39,7 @@ def train(folder: Path, epochs: int) -> Any:
 def test_adagrads_accumulators_go_on_without_a_warning(tmp_path: Path) -> None:
     *_, first_seed = train(tmp_path / "broken", 1)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*slots start anew")
+        warnings.filterwarnings("error", message=".*slots are reset")
         *resumed, seed = train(tmp_path / "broken", 2)
     assert seed == first_seed, "an empty table takes the index seed of the checkpoint over"
     *whole, other_seed = train(tmp_path / "whole", 2)

@@ -146,7 +146,7 @@ def test_rows_on_the_device_learn_the_same(tmp_path: Path, model: str, policy: s
         line for line in (tmp_path / "device" / "out" / "report.txt").read_text().splitlines() if "cache" in line
     )
     assert f"{len(device['caches'])} tables; {hits / keys:.3f} of the steps' keys" in line
-    assert line.endswith(f" up, {up / without:.2f} of what no cache moves")
+    assert line.endswith(f" up, {up / without:.2f} of the bytes without a cache")
 
 
 @pytest.mark.parametrize(("model", "cache"), [("dlrm", ["--cache", "5"]), ("wide_deep", [])])

@@ -169,8 +169,8 @@ def test_a_named_job_without_a_checkpoint_keeps_rows_and_starts_slots_anew(root)
     assert max(abs(new - old) for new, old in zip(trained[0], rows[0], strict=True)) == pytest.approx(0.01, rel=1e-3)
     assert abs(renewed[1][0][0]) < abs(slots[1][0][0])
     (notice,) = [line for line in second.stderr.splitlines() if line.startswith("tf_sparse_ps: job 'ctr'")]
-    assert "goes on with tables of an earlier run, of step 3, and no checkpoint was restored" in notice
-    assert f"To begin anew, remove {root}/ctr-n0" in notice
+    assert "continues with tables of an earlier run, at step 3, and no checkpoint was restored" in notice
+    assert f"To start from the beginning, remove {root}/ctr-n0" in notice
 
 
 def test_a_mark_of_a_job_whose_folder_was_removed_is_of_another_life(root):

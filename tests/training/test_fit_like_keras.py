@@ -302,7 +302,7 @@ def test_compiling_again_with_another_rule_starts_its_slots_anew() -> None:
     ours, _ = twins(lambda: optimizer("Adagrad", 0.05))
     fit(ours, 1)
     ours.compile(tsps.DistributedOptimizer(optimizer("Adam", 0.05)), "mse")
-    with pytest.warns(UserWarning, match="slots start anew"):
+    with pytest.warns(UserWarning, match="slots are reset"):
         fit(ours, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -45,7 +45,7 @@ def test_a_model_that_is_compiled_again_trains_as_keras_does(name: str, capfd: p
         assert difference(ours, theirs) < 1e-4
     notices = [line for line in capfd.readouterr().err.splitlines() if "another optimizer" in line]
     assert len(notices) == 1
-    assert "rows are kept, the slots of this one start anew" in notices[0]
+    assert "rows are kept, and the slots are reset" in notices[0]
 
 
 def test_a_model_that_is_compiled_again_with_its_optimizer_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_a_loaded_model_goes_on_with_its_slots(tmp_path: Path, capfd: pytest.Cap
     np.testing.assert_array_equal(first_slot(loaded), first_slot(one))
     fit(one, 1), fit(loaded, 1)
     np.testing.assert_allclose(first_slot(loaded), first_slot(one), rtol=1e-4, atol=1e-6)
-    assert "anew" not in capfd.readouterr().err
+    assert "are reset" not in capfd.readouterr().err
 
 
 def test_weights_that_are_loaded_into_a_newly_compiled_model_have_new_slots(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_of_models_that_share_a_layer_and_differ_in_its_rule_the_former_is_refus
     layer = tsps.Embedding(ROWS, DIM)
     first, second = (trained(layer, kind) for kind in kinds)
     step(first)
-    with pytest.warns(UserWarning, match="its slots start anew"):
+    with pytest.warns(UserWarning, match="its slots are reset"):
         step(second)
     before = state(first)
 
@@ -120,7 +120,7 @@ def test_of_models_that_share_a_layer_and_differ_in_its_rule_the_former_is_refus
     first.compile(first.optimizer, "mse", run_eagerly=True)
     refused(ValueError, "was bound to .* since this optimizer.*sparse_optimizer=", lambda: step(first))
     first.compile(tsps.DistributedOptimizer(optimizer(kinds[0], 0.1)), "mse")
-    with pytest.warns(UserWarning, match="its slots start anew"):
+    with pytest.warns(UserWarning, match="its slots are reset"):
         step(first)
 
 
@@ -131,7 +131,7 @@ def test_rules_that_differ_in_their_first_slots_are_refused_where_a_step_is_trac
         for start in (0.1, 0.2)
     )
     step(first)
-    with pytest.warns(UserWarning, match="its slots start anew"):
+    with pytest.warns(UserWarning, match="its slots are reset"):
         step(second)
     first.train_function = None
     with pytest.raises(ValueError, match=r"was bound to Adagrad.*0\.2.*since"):

@@ -1,16 +1,16 @@
-"""The anchor: the one trainable weight of a table's layer.
+"""The anchor: the trainable variable that stands for a table in a Keras model.
 
-It is a variable float32[0, dim]. Its value carries the row width into the lookup's shape inference, the gradient that
-arrives at it is the table's sparse gradient, and its attribute `tsps_binding` says which table that is. To Keras it
-looks like the embedding matrix: `numpy()` reads and `assign()` writes the rows of a bounded table, so that
-`get_weights`, `set_weights` and EarlyStopping carry them. Used as a tensor it is a lookup of all rows, whose gradient
-is the table's, so that tied weights (`tf.matmul(x, layer.embeddings, transpose_b=True)`) train as Keras's do.
+An anchor is a variable float32[0, dim]. Its value carries the row width into the lookup's shape inference. The gradient
+that arrives at it is the table's sparse gradient, and its attribute `tsps_binding` is the table. To Keras it looks like
+the embedding matrix: `numpy()` reads and `assign()` writes the rows of a bounded table, so `get_weights`, `set_weights`
+and EarlyStopping work. Used as a tensor, an anchor is a lookup of all rows, whose gradient is the table's. So tied
+weights (`tf.matmul(x, layer.embeddings, transpose_b=True)`) train as in Keras.
 
-Everything an optimizer would do with it raises: only `tsps.DistributedOptimizer`, which takes anchors out first, can
-train a table. Keras optimizers of all kinds ask a variable for its key in `build`, before they do anything else, and
-legacy ones for its constraint; assignments are the last line, for code that does not ask.
+Only `tsps.DistributedOptimizer`, which removes anchors first, can train a table. Everything that another optimizer does
+with an anchor raises: Keras optimizers ask a variable for its key in `build`, before all else; legacy ones ask for its
+constraint; and assignments raise for code that asks for neither.
 
-Which private names of TensorFlow and Keras that takes is in `_compat`.
+The private names of TensorFlow and Keras that this module needs are in `_compat`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tf_sparse_ps.layers.table_asset import TableAsset
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
 
-# What optimizers call on a tf.Variable.
+# The methods of tf.Variable by which optimizers update it.
 _ASSIGNMENTS = (
     "assign_add",
     "assign_sub",
@@ -61,7 +61,7 @@ def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
 def _make(binding: TableBinding, trainable: bool, name: str) -> Any:
     if _keras.IS_KERAS_3:
         return _KerasAnchor(binding, trainable, name)
-    # The declared shape lets set_weights pass any number of rows on to assign().
+    # With this declared shape, set_weights passes any number of rows to assign().
     with tf.init_scope():
         variable = _keras.ResourceVariable(
             initial_value=tf.zeros([0, binding.config.dim]),
@@ -84,24 +84,25 @@ def _assign(binding: TableBinding, value: Any) -> None:
 def refuse(binding: TableBinding) -> NoReturn:
     """Raises the error of an optimizer that cannot train tables.
 
-    A plain ValueError: AutoGraph, inside a tf.function, keeps the type of built-in exceptions only.
+    It is a plain ValueError, because AutoGraph keeps the type of an exception in a tf.function only if it is built in.
     """
     raise ValueError(
         f"the table of layer {binding.config.name!r} can only be trained by tsps.DistributedOptimizer. Wrap "
         "your optimizer: model.compile(tsps.DistributedOptimizer(optimizer), ...), or "
-        "tsps.DistributedOptimizer(optimizer).apply_gradients(...) in a custom training loop; it takes the place of "
-        "Horovod's wrapper too, and must itself be wrapped by nothing"
+        "tsps.DistributedOptimizer(optimizer).apply_gradients(...) in a custom training loop. This wrapper also takes "
+        "the place of Horovod's, and nothing else must wrap it"
     )
 
 
 def _refuse_horovod(binding: TableBinding) -> None:
-    """Raises if Horovod asks: its tape, optimizer and broadcasts keep variables by their references."""
+    """Raises ValueError if Horovod is the caller. Its tape, optimizer and broadcasts ask variables for references."""
     if _tensorflow.called_by("horovod", __name__):
         raise ValueError(
-            f"the table of layer {binding.config.name!r} is shared by the ranks of a machine, and its gradients are "
-            "reduced where they are applied: Horovod would reduce them before, and lose how many ranks had a key. Use "
-            "tsps.DistributedOptimizer in place of hvd.DistributedOptimizer, tsps.DistributedGradientTape in place of "
-            "hvd.DistributedGradientTape, and tsps.callbacks.BroadcastVariables in place of Horovod's broadcasts"
+            f"Horovod cannot reduce or broadcast the table of layer {binding.config.name!r}. The ranks of a machine "
+            "share the table, and the step reduces its gradients. Horovod would reduce them before the step, and the "
+            "number of ranks per key would be lost. Use tsps.DistributedOptimizer in place of "
+            "hvd.DistributedOptimizer, tsps.DistributedGradientTape in place of hvd.DistributedGradientTape, and "
+            "tsps.callbacks.BroadcastVariables in place of Horovod's broadcasts"
         )
 
 
@@ -114,7 +115,7 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _k
         return value
 
     def value(self) -> tf.Tensor:
-        """All rows of a bounded table, float32[input_dim, dim]: what TensorFlow reads when the variable is used.
+        """Returns all rows of a bounded table, float32[input_dim, dim]. TensorFlow calls it to use the variable.
 
         Raises:
           UnsupportedError: The table is unbounded.
@@ -125,7 +126,7 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _k
         return self.sparse_read(tf.range(limit, dtype=tf.int64))
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Rows by their ids, float32[*indices.shape, dim]: what `tf.gather` calls."""
+        """Looks up rows by their ids, float32[*indices.shape, dim]. `tf.gather` calls it."""
         ids = tf.cast(indices, tf.int64)
         return row_source.look_up([row_source.of(self.tsps_binding, self)], [ids], [0])[0]
 
@@ -138,7 +139,7 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _k
         return rows.matrix(self.tsps_binding, "get_weights()")
 
     def ref(self) -> Any:
-        """See `tf.Variable.ref`; refused to Horovod."""
+        """See `tf.Variable.ref`. Raises ValueError if Horovod calls it."""
         _refuse_horovod(self.tsps_binding)
         return super().ref()
 
@@ -148,11 +149,11 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _k
 
     @property
     def constraint(self) -> NoReturn:
-        """Refused: optimizers of TensorFlow 1, and legacy ones of Keras 2, ask before they update."""
+        """Raises ValueError: optimizers of TensorFlow 1, and legacy ones of Keras 2, read it before they update."""
         refuse(self.tsps_binding)
 
 
-# Modules through which TensorBoard reads a weight, to draw its histogram.
+# The modules through which TensorBoard reads a weight to draw its histogram.
 _SUMMARIES = ("tensorflow.", "tensorboard.", "keras.src.backend.", "keras.src.utils.")
 
 
@@ -169,7 +170,7 @@ def _limit(binding: TableBinding) -> int:
 
 
 def _saved_with(children: dict[str, Any], save_type: str) -> dict[str, Any]:
-    """What TensorFlow saves with an anchor: not `tsps_rows` in a SavedModel, where the table is an asset."""
+    """Returns the children that TensorFlow saves with an anchor. A SavedModel has the table as an asset instead."""
     return {name: child for name, child in children.items() if save_type != "savedmodel" or name != "tsps_rows"}
 
 
@@ -191,7 +192,7 @@ def _guard(variable: tf.Variable, binding: TableBinding) -> None:
 if _keras.IS_KERAS_3:
 
     class _KerasAnchor(_tensorflow.ChoosesChildren, _keras.VariableMadeHere):
-        """See the module. `value` is the guarded `tf.Variable`."""
+        """An anchor for Keras 3. Its `value` is the guarded `tf.Variable`."""
 
         def __init__(self, binding: TableBinding, trainable: bool, name: str) -> None:
             self.tsps_binding = binding
@@ -200,10 +201,10 @@ if _keras.IS_KERAS_3:
             )
 
         def make_value(self, value: Any) -> Any:
-            """The guarded variable. Eagerly: in fit's trace Keras would lift its first assignment into the guard."""
+            """Makes the guarded variable eagerly. In fit's trace, Keras would lift an assignment into the guard."""
             with tf.init_scope():
-                made = value() if callable(value) else value
-                variable = _keras.ResourceVariable(initial_value=made, trainable=self.trainable, name=self.name)
+                initial = value() if callable(value) else value
+                variable = _keras.ResourceVariable(initial_value=initial, trainable=self.trainable, name=self.name)
             _guard(variable, self.tsps_binding)
             _tensorflow.track(self, variable.tsps_asset, "tsps_asset")
             _tensorflow.track(self, rows.CheckpointState(self.tsps_binding), "tsps_rows")
@@ -215,14 +216,14 @@ if _keras.IS_KERAS_3:
 
         @property
         def value(self) -> Any:
-            """The guarded variable; while Keras works out shapes, zeros of the matrix's shape."""
+            """The guarded variable. While Keras infers shapes: zeros of the matrix's shape."""
             if _keras.is_deferred(self):
                 return tf.zeros(self.shape)
             return super().value
 
         @property
         def shape(self) -> tf.TensorShape:
-            """Of the matrix, for summaries and set_weights: [rows, dim] of a bounded table, else [0, dim]."""
+            """The shape of the matrix, for summaries and set_weights: [rows, dim]; [0, dim] if unbounded."""
             config = self.tsps_binding.config
             return tf.TensorShape([config.key_limit or 0, config.dim])
 
@@ -240,22 +241,22 @@ if _keras.IS_KERAS_3:
             return value
 
         def assign_add(self, value: Any) -> Any:
-            """Refused."""
+            """Raises ValueError."""
             refuse(self.tsps_binding)
 
         def assign_sub(self, value: Any) -> Any:
-            """Refused."""
+            """Raises ValueError."""
             refuse(self.tsps_binding)
 
         @property
         def ref(self) -> NoReturn:
-            """Refused to Horovod; Keras's variables have none."""
+            """Raises ValueError if Horovod reads it. Keras variables have no such attribute."""
             _refuse_horovod(self.tsps_binding)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'ref'")
 
         @property
         def overwrite_with_gradient(self) -> bool:
-            """Refused: an optimizer asks, before it updates a variable."""
+            """Raises ValueError: an optimizer reads it before it updates a variable."""
             refuse(self.tsps_binding)
 
         @overwrite_with_gradient.setter

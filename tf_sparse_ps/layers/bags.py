@@ -1,4 +1,4 @@
-"""Bags of ids in the form the pooled lookup takes: flat ids, row splits, weights."""
+"""Bags of ids in the form that the pooled lookup takes: flat ids, row splits, weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tf_sparse_ps.layers.ids import to_int64
 
 @dataclasses.dataclass
 class Bags:
-    """Flat bags.
+    """The bags of a feature, flattened.
 
     Attributes:
-      ids: int64[n].
-      splits: int64[bags + 1].
-      weights: float32[n], or float32[0]: all 1.
-      restore: From float[bags, dim] to the shape of the inputs.
+      ids: The ids of all bags, int64[n].
+      splits: The row splits, int64[bags + 1].
+      weights: The weight of each id, float32[n], or float32[0]: all 1.
+      restore: A function that gives pooled rows, float[bags, dim], the shape of the inputs.
     """
 
     ids: tf.Tensor
@@ -34,11 +34,12 @@ def from_inputs(inputs: Any, weights: Any, layer: str, *, combiner: str) -> Bags
     Args:
       inputs: Integers; dense, ragged or sparse. The last dimension is the bag.
       weights: Floats of the same kind and shape, or None.
-      layer: Its name, for messages.
-      combiner: A dense tensor of one dimension is reduced nowhere, so that only "sum" uses its weights.
+      layer: The name of the layer, for messages.
+      combiner: The combiner. The bags of a dense tensor of one dimension have one id each, so only "sum" uses weights.
 
     Raises:
-      ValueError: The inputs are no integers, or the weights are of another kind or shape.
+      ValueError: The inputs are no integers, their rank is unknown or too low, or the weights have another kind or
+        shape.
     """
     if isinstance(inputs, tf.RaggedTensor):
         return _ragged(inputs, weights, layer, combiner)
@@ -83,7 +84,7 @@ def _ragged(ids: tf.RaggedTensor, weights: Any, layer: str, combiner: str) -> Ba
     if ids.ragged_rank > 1:
         inner = _ragged(ids.values, None if weights is None else weights.values, layer, combiner)
         return dataclasses.replace(inner, restore=lambda rows: ids.with_values(inner.restore(rows)))
-    if ids.flat_values.shape.rank != 1:  # ragged outside, uniform in the bag
+    if ids.flat_values.shape.rank != 1:  # ragged outside, uniform bags
         inner = _dense(ids.values, None if weights is None else weights.values, layer, combiner)
         return dataclasses.replace(inner, restore=lambda rows: ids.with_values(inner.restore(rows)))
     splits = tf.cast(ids.row_splits, tf.int64)
@@ -121,7 +122,7 @@ def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
 
 
 def _splits(bag_of: tf.Tensor, bags: tf.Tensor) -> tf.Tensor:
-    """Row splits from the sorted bag numbers of the items."""
+    """Returns row splits. `bag_of`: the sorted bag number of each id."""
     return tf.searchsorted(bag_of, tf.range(bags + 1), out_type=tf.int64)
 
 
@@ -131,6 +132,6 @@ def _flat_weights(weights: tf.Tensor | None) -> tf.Tensor:
 
 def _mismatch(layer: str, ids: Any, weights: Any) -> ValueError:
     return ValueError(
-        f"layer {layer!r}: weights must be of the kind (dense, ragged, sparse) and shape of the ids. "
+        f"layer {layer!r}: weights must be of the same kind (dense, ragged or sparse) and shape as the ids. "
         f"Received: ids {ids}, weights {weights}"
     )

@@ -1,4 +1,4 @@
-"""Tables of layers with rows on a device: which can have them, and giving them a cache."""
+"""Tables of layers with a device cache: `refuse` checks whether a table can have one, and `attach` gives it one."""
 
 from __future__ import annotations
 
@@ -19,52 +19,59 @@ if TYPE_CHECKING:
 
 
 def refuse(config: TableConfig, layer: str) -> None:
-    """Raises UnsupportedError, with the reason, if a table of a layer has a cache and cannot have one."""
+    """Raises UnsupportedError, with the reason, if a layer's table is to have a cache and cannot have one."""
     if config.cache is None:
         return
     reasons = {
-        f"storage={config.storage!r}": "rows would have three places, and one commit covers two of them."
+        f"storage={config.storage!r}": "a row would have three places, and a commit covers only two of them."
         if config.storage != "memory"
         else None,
-        f"placement={config.placement!r}": "a row is on the machine that owns it, and on no device."
+        f"placement={config.placement!r}": "only the machine that owns a row keeps it."
         if config.placement != "replicated"
         else None,
     }
     for option, reason in reasons.items():
         if reason is not None:
-            raise UnsupportedError(f"{layer}: a table with {option} cannot have a cache: {reason}")
+            raise UnsupportedError(
+                f"{layer}: a table with {option} cannot have a cache: {reason} Leave out the cache or this option."
+            )
 
 
 def refuse_several(config: TableConfig, job: Job) -> None:
-    """Raises UnsupportedError if the job has several processes: each would have its own newer rows.
+    """Checks that the processes and devices of a job allow a cache.
 
     Raises:
-      ValueError: The replicas of a strategy have devices of their own, and the cache names another.
+      UnsupportedError: The job has several processes, each of which would have its own newer rows.
+      ValueError: A strategy determines the devices of its replicas, and the cache also names a device.
     """
     if job.size > 1:
         raise UnsupportedError(
-            f"table {config.name!r}: a cache (cache=...) cannot be in a job of {job.size} processes: every process "
+            f"table {config.name!r} cannot have a cache (cache=...) in a job of {job.size} processes. Every process "
             "would have newer rows than the others. Train with one process, or without a cache."
         )
     assert config.cache is not None
     if _replica_devices() and config.cache.device is not None:
         raise ValueError(
-            f"table {config.name!r}: under a tf.distribute strategy rows are on the devices of its replicas. Received: "
-            f"DeviceCache(device={config.cache.device!r})"
+            f"table {config.name!r}: under a tf.distribute strategy, rows are on the devices of its replicas. Leave "
+            f"device out. Received: DeviceCache(device={config.cache.device!r})"
         )
 
 
 def _replica_devices() -> list[str]:
-    """Of the strategy in whose scope this is called; none if there is none."""
+    """Returns the devices of the active strategy's replicas. Empty: no strategy is active."""
     strategy = active_strategy()
-    return [] if strategy is None else [resolve_device(one) for one in strategy.extended.worker_devices]
+    return [] if strategy is None else [resolve_device(device) for device in strategy.extended.worker_devices]
 
 
 def attach(binding: TableBinding, cache: DeviceCache, job: Job) -> None:
-    """Gives a table its cache, which is flushed before the table is read here, and when a named job ends."""
+    """Gives a table its cache. The cache is flushed before this process reads the table, and when a named job ends.
+
+    Raises:
+      ValueError: The table has a cache.
+    """
     assert isinstance(binding, CachedBinding)
     if binding.cache is not None:
-        raise ValueError(f"table {binding.path} has a cache already; a table has one")
+        raise ValueError(f"table {binding.path} already has a cache, and a table can have only one")
     store = TableCache(
         binding.path, binding.path_tensor, binding.uuid, binding.config, cache, devices=_replica_devices()
     )
@@ -73,4 +80,4 @@ def attach(binding: TableBinding, cache: DeviceCache, job: Job) -> None:
     binding.cache = store
     newer_rows.register(binding.path, store)
     if job.identity.name is not None:
-        job.collectives.at_exit(store.flush)  # holds it, and its rows, also when the layer is gone
+        job.collectives.at_exit(store.flush)  # keeps the cache and its rows, also after the layer was deleted

@@ -1,10 +1,10 @@
-"""What all ranks of a job do together outside of steps with tables that are spread over its nodes.
+"""Operations on sharded tables outside of steps, which all ranks of a job make together.
 
-- `CollectiveSave`: rank 0 saves, and asks for the rows of one table after another; the others send them.
-- `fill`: a table gets rows of an initializer that makes a whole matrix, which rank 0 calls.
-- `loading`: all ranks give a table the same rows, of which each node keeps its own.
+- `CollectiveSave`: rank 0 saves, and asks for the rows of one table after another. The other ranks send them.
+- `fill`: rank 0 calls an initializer that makes a whole matrix, and the table gets its rows.
+- `loading`: all ranks give a table the same rows. Each node keeps the rows that it owns.
 
-A rank that does one of them alone waits for the others, for TFSPS_TIMEOUT_S; then the job's liveness check names them.
+A rank that makes one of them alone waits for TFSPS_TIMEOUT_S. Then the liveness check names the missing ranks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tf_sparse_ps.table.arrays import checksum
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
 
-WRITER = 0  # of a save
+WRITER = 0  # the rank that saves
 _END = "end"
 _sharded: weakref.WeakValueDictionary[int, TableBinding] = weakref.WeakValueDictionary()
 
 
 def register(binding: TableBinding) -> None:
-    """Makes a table one that can be asked for. Every rank calls it, when it has made the table."""
+    """Registers a table, so that the writer of a save can ask for it. Every rank calls it after creating the table."""
     if binding.placement != "sharded":
         return
     this_job = job.current()
@@ -43,54 +43,54 @@ def register(binding: TableBinding) -> None:
 
 
 def any_sharded() -> bool:
-    """Whether this process has such a table."""
+    """Whether this process has a sharded table."""
     return len(_sharded) > 0
 
 
 class CollectiveSave:
-    """A save of something with such tables, between two steps. Every rank makes one, then rank 0 saves.
+    """A save of sharded tables, between two steps. Every rank makes one, then rank 0 saves.
 
     Attributes:
       writes: Whether this rank saves.
-      written_to: The writer's path.
+      written_to: The path to which the writer saves.
     """
 
     def __init__(self, path: str) -> None:
-        """Meets the other ranks. `path`: Where this rank was told to save to; the writer's counts."""
+        """Waits for the other ranks. `path`: the path of this rank; the writer's path is used."""
         self._ranks = job.current().collectives
         self.writes = self._ranks.rank == WRITER
         self.written_to = str(self._ranks.allgather_object(path, "tsps.save")[WRITER])
         self._ended = False
 
     def content(self, binding: TableBinding, *, slots: bool) -> ShardedContent:
-        """All rows of a table: the writer asks for them."""
+        """Returns all rows of a table. The writer calls it."""
         self._ranks.broadcast_object((binding.ordinal, slots), WRITER, "tsps.save.next")
         return self._content(binding, slots)
 
     def end(self, error: BaseException | None) -> None:
-        """The writer has saved, or could not."""
+        """Ends the save on the other ranks. The writer calls it, with the error if it could not save."""
         if not self._ended and not isinstance(error, UNREACHABLE):
             self._ranks.broadcast_object((_END, error_text(error)), WRITER, "tsps.save.next")
         self._ended = True
 
     def serve(self) -> None:
-        """Sends the writer what it asks for, until it has saved.
+        """Sends rows to the writer until the writer has saved. The other ranks call it.
 
         Raises:
-          StateError: It could not save, with the reason.
+          StateError: The writer could not save. The message contains the reason.
         """
         failed: Exception | None = None
         while True:
-            what, detail = self._ranks.broadcast_object(None, WRITER, "tsps.save.next")
-            if what == _END:
+            ordinal, detail = self._ranks.broadcast_object(None, WRITER, "tsps.save.next")
+            if ordinal == _END:
                 break
             try:
-                with self._content(_sharded[what], detail) as content:
+                with self._content(_sharded[ordinal], detail) as content:
                     for _ in content:
                         pass
             except UNREACHABLE:
                 raise
-            except Exception as error:  # the writer has it, too, and will say that it ends
+            except Exception as error:  # the writer has the error, too, and ends the save
                 failed = error
         if failed is not None:
             raise failed
@@ -102,9 +102,9 @@ class CollectiveSave:
 
 
 def fill(binding: TableBinding) -> None:
-    """Gives a table that was just made the rows that its initializer makes all at once, if it is such a one.
+    """Fills a table that was just created, if it is sharded and its initializer makes a whole matrix.
 
-    Every rank calls it. Rank 0's matrix counts, and passes in chunks.
+    Every rank calls it. Rank 0 makes the matrix and broadcasts it in chunks.
 
     Raises:
       StateError: Rank 0 could not make the matrix; or some nodes have the table of an earlier run of the job.
@@ -128,20 +128,24 @@ def fill(binding: TableBinding) -> None:
     everyone = all_or_none(ranks, begin, call, "tsps.fill.begin")
     unfilled = [everyone[leader][0] for leader in this_job.leaders]
     error: Exception | None = None
-    # At step 0 an earlier run was killed while nodes wrote these rows: all of them write them again.
+    # At step 0, an earlier run was killed while nodes wrote these rows. All nodes write them again.
     trained = any(everyone[leader][1] > 0 for leader in this_job.leaders)
     if trained and any(unfilled) != all(unfilled):
-        raise StateError(f"{call}: nodes {np.flatnonzero(np.logical_not(unfilled)).tolist()} have it of an earlier run")
-    at_once = max(1, CHUNK_BYTES // (4 * dim))
+        filled_nodes = np.flatnonzero(np.logical_not(unfilled)).tolist()
+        raise StateError(
+            f"{call}: nodes {filled_nodes} have this table of an earlier run, and other nodes do not. Delete the "
+            "job's tables on all nodes, or use another TFSPS_JOB"
+        )
+    chunk_rows = max(1, CHUNK_BYTES // (4 * dim))
     with loading(binding, "making", {}), binding.writing(number_of("filled")) as writes:
-        for start in range(0, limit if any(unfilled) else 0, at_once):
-            keys = np.arange(start, min(limit, start + at_once), dtype=np.int64)
+        for start in range(0, limit if any(unfilled) else 0, chunk_rows):
+            keys = np.arange(start, min(limit, start + chunk_rows), dtype=np.int64)
             part = matrix[keys] if ranks.rank == WRITER else np.zeros((len(keys), dim), np.float32)
             rows = ranks.broadcast(tf.constant(part), WRITER, "tsps.fill.rows").numpy()
             if writes and error is None:
                 try:
                     binding.write_rows(keys, rows)
-                except Exception as caught:  # the others go on
+                except Exception as caught:  # the other ranks continue
                     error = caught
         if error is not None:
             raise error
@@ -150,28 +154,28 @@ def fill(binding: TableBinding) -> None:
 
 @contextlib.contextmanager
 def loading(binding: TableBinding, call: str, facts: Mapping[str, str]) -> Iterator[None]:
-    """Surrounds what gives a table rows from outside: of a sharded one all ranks come here, or none.
+    """Surrounds a write of rows from outside. If the table is sharded, all ranks write together.
 
     Args:
-      binding: Of the table.
-      call: What is being done.
-      facts: What must be equal on all ranks.
+      binding: The table.
+      call: The operation, for messages.
+      facts: Descriptions of the rows, by name, which must be equal on all ranks.
 
     Raises:
-      ValueError: Ranks do different things, or with different values.
-      StateError: Another rank failed; its nodes' rows may be old and new ones: load again.
+      ValueError: Ranks make different operations, or with different rows.
+      StateError: Another rank failed. The table may have old and new rows: load again.
     """
     if binding.placement != "sharded":
         yield
         return
     ranks = job.current().collectives
     call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
-    with tf.init_scope():  # a checkpoint that was restored before the layer was built: Keras may be tracing
+    with tf.init_scope():  # Keras may be tracing, if a checkpoint was restored before the layer was built
         must_agree(ranks.allgather_object({"call": call, **facts}, "tsps.load"))
     with raising_on_all(ranks, call, "tsps.loaded"):
         yield
 
 
 def digest(array: npt.NDArray[Any]) -> str:
-    """Tells an array from others."""
+    """Describes an array for comparison: its dtype, shape and checksum."""
     return f"{array.dtype.name}{list(array.shape)}, checksum {checksum(array)}"

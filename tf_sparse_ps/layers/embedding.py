@@ -1,4 +1,4 @@
-"""`Embedding`: keras.layers.Embedding over a shared table. docs/keras-differences.md lists every difference."""
+"""`Embedding`: replaces keras.layers.Embedding by a shared table. docs/keras-differences.md lists all differences."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _REFUSED = {
     "embeddings_regularizer": "a regularizer reads the whole matrix at every step and makes its gradient dense. "
     "Regularize the outputs with activity_regularizer",
     "lora_rank": "LoRA adds a dense matrix of the table's size. "
-    "Freeze the table (trainable=False) and add a small trainable layer after it",
-    "lora_alpha": "see lora_rank",
+    "Freeze the table (trainable=False), and add a small trainable layer after it",
+    "lora_alpha": "it belongs to lora_rank, which is not supported",
     "quantization_config": "rows change while they are read. Give the table rows of 16 bits: TableConfig(dtype=...)",
     "use_one_hot_matmul": "a one-hot matrix has the width of the vocabulary",
 }
 
 
 class EmbeddingOptions(TypedDict, total=False):
-    """Arguments by name of `Embedding` and `EmbeddingReduce`, Keras's own, for type checkers and editors."""
+    """The keyword arguments that `Embedding` and `EmbeddingReduce` share with Keras, for type checkers and editors."""
 
     embeddings_constraint: Any
     mask_zero: bool
@@ -59,27 +59,29 @@ class EmbeddingOptions(TypedDict, total=False):
 
 @_keras.register("Embedding")
 class Embedding(TableLayer):
-    """Turns ids into dense vectors of fixed size, which live in a table that all ranks of a machine share.
+    """Looks up the rows of ids in a table that all ranks of a machine share.
 
-    A drop-in for `keras.layers.Embedding`: same arguments in the same order (those of the Keras in use), same defaults.
+    The layer replaces `keras.layers.Embedding`: it has the same arguments in the same order (those of the installed
+    Keras), with the same defaults.
 
     Args:
-      input_dim: Size of the vocabulary; ids are 0 .. input_dim - 1, others are an error. None: unbounded, every int64
-        is an id, and a row takes room when it is first trained.
-      output_dim: Width of a row.
+      input_dim: The size of the vocabulary. Ids are 0 .. input_dim - 1; other ids are an error. None: the vocabulary is
+        unbounded, every int64 is an id, and a row takes memory when it is first trained.
+      output_dim: The width of a row.
       embeddings_initializer: See `tf_sparse_ps.initializers`. An unbounded vocabulary takes zeros, ones, constant,
         uniform, normal and truncated normal.
       embeddings_constraint: NonNeg, MaxNorm(axis=1), UnitNorm(axis=1) or MinMaxNorm(axis=1), applied to the rows that a
-        step touches (`tf_sparse_ps.constraints`).
-      mask_zero: Id 0 is padding and is masked.
-      weights: Matrix float[input_dim, output_dim] to start with.
-      table: A `TableConfig`, for what Keras has no argument for, such as rows of 16 bits; its dim and key_limit must
-        agree, and its initializer and constraint are used in place of the layer's.
+        step updates (`tf_sparse_ps.constraints`).
+      mask_zero: Whether id 0 is padding and is masked.
+      weights: The initial matrix, float[input_dim, output_dim].
+      table: A `TableConfig`, for options that Keras does not have, such as rows of 16 bits. Its dim and key_limit must
+        be those of the layer. Its initializer and constraint replace those of the layer.
       storage: "memory", or a `tsps.Tiered`, for a table larger than memory.
-      placement: "replicated", one table per machine, or a `tsps.Sharded`, for a table larger than a machine.
-      cache: None, or a `tsps.DeviceCache`: rows that are used often stay on a device. In a job of one process. May be
-        the table's instead, TableConfig(cache=...).
-      **options: `EmbeddingOptions`, those of keras.layers.Layer among them.
+      placement: "replicated", one copy of the table per machine, or a `tsps.Sharded`, for a table larger than a
+        machine.
+      cache: None, or a `tsps.DeviceCache`, which keeps frequent rows on a device. Only in a job of one process. The
+        table can have it instead: TableConfig(cache=...).
+      **options: `EmbeddingOptions`, which include the arguments of keras.layers.Layer.
 
     Call arguments:
       inputs: Integers of any type and rank; dense, ragged or sparse. Absent entries of a sparse tensor read id 0.
@@ -88,8 +90,10 @@ class Embedding(TableLayer):
       [*inputs.shape, output_dim], of the policy's compute dtype; ragged for ragged inputs.
 
     Raises:
-      ValueError: An argument that cannot work, with the reason; inputs that are no integers.
-      InvalidArgumentError (TensorFlow's): An id out of range.
+      ValueError: An argument has a value that is not allowed, or arguments contradict each other; or the inputs are no
+        integers.
+      UnsupportedError: An argument of Keras is not supported, with the reason.
+      InvalidArgumentError (TensorFlow's): An id is out of range.
     """
 
     def __init__(
@@ -107,9 +111,9 @@ class Embedding(TableLayer):
     ) -> None:
         name = type(self).__name__
         kwargs: dict[str, Any] = {**options}
-        # Of both Keras versions: from the fifth on, the arguments that may be given by position differ.
-        given = (input_dim, output_dim, embeddings_initializer, embeddings_regularizer, *args)
-        arguments = _keras.embedding_arguments(given, kwargs, name)
+        # The two Keras versions differ in their positional arguments, beginning with the fifth.
+        positional = (input_dim, output_dim, embeddings_initializer, embeddings_regularizer, *args)
+        arguments = _keras.embedding_arguments(positional, kwargs, name)
         for refused, reason in _REFUSED.items():
             value = arguments.get(refused, kwargs.pop(refused, None))
             if value is not None and value is not False:
@@ -136,12 +140,14 @@ class Embedding(TableLayer):
         self.storage, self.placement = tiered.get(storage), placement_lib.get(placement)
         if table is not None and (self.storage != "memory" or self.placement != "replicated"):
             raise ValueError(
-                f"{name}: give storage and placement to the table, TableConfig(storage=..., placement=...), not to the "
-                f"layer beside it. Received: storage={storage!r}, placement={placement!r}, table={table}"
+                f"{name}: a layer with `table` takes storage and placement from the table. Give storage and placement "
+                "to the table, TableConfig(storage=..., placement=...), not to the layer. Received: "
+                f"storage={storage!r}, placement={placement!r}, table={table}"
             )
         if table is not None and self.embeddings_constraint is not None:
             raise ValueError(
-                f"{name}: give the constraint to the table, TableConfig(constraint=...), not to both. Received: "
+                f"{name}: a layer with `table` takes the constraint from the table. Give the constraint to the table, "
+                "TableConfig(constraint=...), not to the layer. Received: "
                 f"embeddings_constraint={arguments['embeddings_constraint']!r}, table={table}"
             )
         self.mask_zero = bool(arguments["mask_zero"])
@@ -155,8 +161,8 @@ class Embedding(TableLayer):
         if table is not None and table.cache is not None:
             if self.cache is not None:
                 raise ValueError(
-                    f"{name}: a table has one cache: give it to the layer, or to the table, TableConfig(cache=...). "
-                    f"Received: cache={cache!r}, table={table}"
+                    f"{name}: a table has one cache, but both the layer and the table have one. Give it to the layer, "
+                    f"or to the table, TableConfig(cache=...). Received: cache={cache!r}, table={table}"
                 )
             self.cache = table.cache
         self._first_weights = weights
@@ -180,8 +186,9 @@ class Embedding(TableLayer):
         key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
         if self.table.dim != self.output_dim or key_limit != self.input_dim:
             raise ValueError(
-                f"`table` has dim={self.table.dim}, key_limit={self.table.key_limit}; the layer has "
-                f"output_dim={self.output_dim}, input_dim={self.input_dim}"
+                "the shape of `table` differs from that of the layer. Give both the same shape. Received: a table with "
+                f"dim={self.table.dim}, key_limit={self.table.key_limit}; a layer with output_dim={self.output_dim}, "
+                f"input_dim={self.input_dim}"
             )
         return dataclasses.replace(self.table, key_limit=key_limit, cache=self.cache)
 
@@ -190,11 +197,11 @@ class Embedding(TableLayer):
         return [self._config]
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the table."""
+        """Creates the table."""
         if self._bound.bindings:
             return
         values = self._first_values()
-        self._make_table(self._config, "embeddings", values, given=self.table)
+        self._make_table(self._config, "embeddings", values, user_config=self.table)
         self._first_weights = None
         self.built = True
 
@@ -205,7 +212,10 @@ class Embedding(TableLayer):
         if isinstance(weights, list | tuple) and len(weights) == 1:
             weights = weights[0]
         if self.input_dim is None:
-            raise UnsupportedError(f"layer {self.name!r}: weights= needs an input_dim; the vocabulary is unbounded")
+            raise UnsupportedError(
+                f"layer {self.name!r}: weights= needs an input_dim, because the rows of an unbounded vocabulary are no "
+                "matrix. Give the layer an input_dim, or leave weights out"
+            )
         matrix = np.asarray(weights)
         if matrix.shape != (self.input_dim, self.output_dim):
             raise ValueError(
@@ -219,7 +229,7 @@ class Embedding(TableLayer):
         """The matrix of a bounded table, float32[input_dim, output_dim], as a variable.
 
         `numpy()` and `assign()` read and write the rows. Used as a tensor, in a graph or eagerly, it reads all rows,
-        and gradients reach the table: an output layer can be tied to it, as to the weight of keras.layers.Embedding.
+        and gradients reach the table. So an output layer can be tied to it, as to the weight of keras.layers.Embedding.
 
         Raises:
           AttributeError: The layer is not built.
@@ -232,7 +242,7 @@ class Embedding(TableLayer):
         return self._bound.anchors[0]
 
     def cache_statistics(self) -> dict[str, float]:
-        """What the layer's cache did since the layer was built: `DeviceStore.statistics`.
+        """Returns the statistics of the layer's cache since the layer was built. See `DeviceStore.statistics`.
 
         Raises:
           ValueError: The layer has no cache, or is not built.
@@ -247,17 +257,17 @@ class Embedding(TableLayer):
     # --- the call ---
 
     def _look_up(self, ids: tf.Tensor) -> tf.Tensor:
-        """int64[...] to float32[..., output_dim]."""
+        """Looks up the rows of ids, int64[...]: float32[..., output_dim]."""
         return row_source.look_up(self._row_sources(), [ids], [0])[0]
 
     def call(self, inputs: Any) -> Any:
-        """See the class."""
+        """Looks up the rows of the ids. See the class."""
         if self.sparse:
             return self._cast_outputs(self._call_sparse(inputs))
         return self._cast_outputs(map_flat(self._look_up, dense_ids(inputs, self.name)))
 
     def _call_sparse(self, inputs: Any) -> tf.SparseTensor:
-        """Keras 2's sparse=True: a SparseTensor with output_dim values per id."""
+        """Returns a SparseTensor with output_dim values per id, as Keras 2 does if sparse=True."""
         if not isinstance(inputs, tf.SparseTensor):
             return tf.sparse.from_dense(map_flat(self._look_up, dense_ids(inputs, self.name)))
         values = self._look_up(dense_ids(inputs.values, self.name))
@@ -268,30 +278,30 @@ class Embedding(TableLayer):
         return tf.SparseTensor(indices, tf.reshape(values, [-1]), shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Where the ids are not 0, if mask_zero."""
+        """Returns the mask of the ids that are not 0 if mask_zero, else None."""
         return _keras.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Adds output_dim to the shape of the ids."""
+        """Returns the shape of the ids, followed by output_dim."""
         shape = _keras.shape_tuple(input_shape)
         if _keras.IS_KERAS_3:
             return (*shape, self.output_dim)
         if self.input_length is not None:
-            given = list(self.input_length) if isinstance(self.input_length, list | tuple) else [self.input_length]
+            lengths = list(self.input_length) if isinstance(self.input_length, list | tuple) else [self.input_length]
             inner = shape[1:]
-            if len(given) != len(inner) or any(a != b for a, b in zip(given, inner, strict=True) if a and b):
+            if len(lengths) != len(inner) or any(a != b for a, b in zip(lengths, inner, strict=True) if a and b):
                 raise ValueError(f'"input_length" is {self.input_length}, but received input has shape {input_shape}')
-            shape = (shape[0], *(a or b for a, b in zip(given, inner, strict=True)))
+            shape = (shape[0], *(a or b for a, b in zip(lengths, inner, strict=True)))
         return tf.TensorShape((*shape, self.output_dim))
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """The symbolic output (Keras 3)."""
+        """Returns the symbolic output (Keras 3)."""
         refuse_other_than_integers(inputs, self.name)
         _, dtype = _keras.policy_dtypes(self)
         return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype, ragged=True)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, serializable."""
+        """Returns the arguments of the layer, serializable."""
         config = {
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
@@ -317,7 +327,7 @@ class Embedding(TableLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Embedding:
-        """The inverse of `get_config`; also reads the configuration of a keras.layers.Embedding."""
+        """Makes a layer from what `get_config` returned, or from the configuration of a keras.layers.Embedding."""
         config = dict(config)
         if isinstance(config.get("table"), dict):
             config["table"] = TableConfig.from_config(config["table"])
@@ -333,12 +343,12 @@ Embedding.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[a
 
 
 def _initializer(identifier: Any) -> Any:
-    """As Keras has it in the attribute: an object."""
+    """Returns the Keras object of an initializer, as Keras stores it in its attribute."""
     return keras.initializers.get(identifier)
 
 
 def _constraint(identifier: Any) -> Any:
-    """As Keras has it in the attribute: an object, or None."""
+    """Returns the Keras object of a constraint, or None, as Keras stores it in its attribute."""
     return keras.constraints.get(identifier)
 
 

@@ -1,4 +1,4 @@
-"""`EmbeddingCollection`: many features, shared or separate tables, one lookup for all."""
+"""`EmbeddingCollection`: looks up many features at once, in shared or separate tables."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class EmbeddingCollection(TableLayer):
     Ids of features that share a table are looked up, counted and updated together.
 
     Args:
-      features: Feature name to `FeatureConfig`. Features whose tables have the same name share one table.
-      **kwargs: Of keras.layers.Layer.
+      features: The `FeatureConfig` of each feature, by name. Features whose tables have the same name share one table.
+      **kwargs: The arguments of keras.layers.Layer.
 
     Call arguments:
-      inputs: Dict of ids, one entry per feature; each as in `Embedding` (combiner None) or `EmbeddingReduce`.
-      weights: Dict of weights for some of the features with a combiner, or None.
+      inputs: A dict of ids, one entry per feature: as in `Embedding` (combiner None) or in `EmbeddingReduce`.
+      weights: A dict of weights for some of the features with a combiner, or None.
 
     Returns:
-      Dict of vectors, one entry per feature.
+      A dict of vectors, one entry per feature.
 
     Raises:
-      ValueError: Two tables of one name that differ; features missing in `inputs`, or too many.
+      ValueError: Two tables with the same name differ; or `inputs` lacks features, or has unknown ones.
     """
 
     def __init__(self, features: Mapping[str, FeatureConfig], **kwargs: Any) -> None:
@@ -46,8 +46,8 @@ class EmbeddingCollection(TableLayer):
             known = tables.setdefault(feature.table.name, feature.table)
             if not known.equals(feature.table):
                 raise ValueError(
-                    f"features share the table name {known.name!r} with different configurations: {known} and "
-                    f"{feature.table}"
+                    f"features share the table name {known.name!r} with different configurations. Give the tables "
+                    f"different names, or equal configurations. Received: {known} and {feature.table}"
                 )
         super().__init__(**kwargs)
         for config in tables.values():
@@ -60,37 +60,40 @@ class EmbeddingCollection(TableLayer):
         return list(self._tables.values())
 
     def build(self, input_shape: Any = None) -> None:
-        """Makes the tables."""
+        """Creates the tables."""
         if self._bound.bindings:
             return
         for name, config in self._tables.items():
-            self._make_table(config, f"{name}_embeddings", given=config)
+            self._make_table(config, f"{name}_embeddings", user_config=config)
         self.built = True
 
     def cache_statistics(self) -> dict[str, dict[str, float]]:
-        """What the caches of its tables did since the layer was built: `DeviceStore.statistics`, by the table's name.
+        """Returns the statistics of the tables' caches since the layer was built. See `DeviceStore.statistics`.
+
+        Returns:
+          The statistics of each table with a cache, by the name of the table.
 
         Raises:
           ValueError: No table has a cache, or the layer is not built.
         """
-        found = {
+        statistics = {
             binding.config.name: cache.statistics()
             for binding in self._bound.bindings
             if (cache := cache_of(binding)) is not None
         }
-        if not found:
+        if not statistics:
             built = bool(self._bound.bindings)
             raise ValueError(f"layer {self.name!r} has no cache" + ("" if built else " before it is built"))
-        return found
+        return statistics
 
-    if TYPE_CHECKING:  # the call that editors show; at run time it is Keras's
+    if TYPE_CHECKING:  # for editors; at run time, Keras defines the call
 
         def __call__(
             self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None, **kwargs: Any
         ) -> dict[str, Any]: ...
 
     def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """See the class."""
+        """Looks up the rows of all features. See the class."""
         weights = weights or {}
         self._check_names(inputs, weights)
         single = [name for name, feature in self.features.items() if feature.combiner is None]
@@ -108,7 +111,7 @@ class EmbeddingCollection(TableLayer):
             raise ValueError(f"layer {self.name!r}: only features with a combiner take weights. Received: {wrong}")
 
     def _tables_of(self, names: list[str]) -> tuple[list[int], list[int]]:
-        """The tables that these features need, by number, and each feature's position among them."""
+        """Returns the numbers of the features' tables, and for each feature the position of its table among them."""
         numbers = list(self._tables)
         of = [numbers.index(self.features[name].table.name) for name in names]
         used = sorted(set(of))
@@ -123,11 +126,11 @@ class EmbeddingCollection(TableLayer):
             return {}
         used, table_of = self._tables_of(names)
         ids = [dense_ids(inputs[name], f"{self.name}/{name}") for name in names]
-        flat = [one.flat_values if isinstance(one, tf.RaggedTensor) else one for one in ids]
-        found = row_source.look_up(self._sources(used), flat, table_of)
+        flat = [feature.flat_values if isinstance(feature, tf.RaggedTensor) else feature for feature in ids]
+        results = row_source.look_up(self._sources(used), flat, table_of)
         return {
-            name: one.with_flat_values(rows) if isinstance(one, tf.RaggedTensor) else rows
-            for name, one, rows in zip(names, ids, found, strict=True)
+            name: feature.with_flat_values(rows) if isinstance(feature, tf.RaggedTensor) else rows
+            for name, feature, rows in zip(names, ids, results, strict=True)
         }
 
     def _pool(self, names: list[str], inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,11 +142,11 @@ class EmbeddingCollection(TableLayer):
             bags.from_inputs(inputs[name], weights.get(name), f"{self.name}/{name}", combiner=combiner)
             for name, combiner in zip(names, combiners, strict=True)
         ]
-        found = row_source.pool(self._sources(used), flat, table_of, combiners)
-        return {name: bag.restore(rows) for name, bag, rows in zip(names, flat, found, strict=True)}
+        results = row_source.pool(self._sources(used), flat, table_of, combiners)
+        return {name: bag.restore(rows) for name, bag, rows in zip(names, flat, results, strict=True)}
 
     def compute_output_shape(self, input_shape: Mapping[str, Any], weights_shape: Any = None) -> dict[str, Any]:
-        """Each feature's shape, with dim added (combiner None) or in place of the last dimension."""
+        """Returns the shape of each feature's ids, followed by dim (combiner None) or with dim in last place."""
         shapes = {}
         for name, feature in self.features.items():
             shape = _keras.shape_tuple(input_shape[name])
@@ -153,25 +156,25 @@ class EmbeddingCollection(TableLayer):
         return shapes
 
     def compute_output_spec(self, inputs: Mapping[str, Any], weights: Any = None) -> dict[str, Any]:
-        """The symbolic outputs (Keras 3)."""
+        """Returns the symbolic outputs (Keras 3)."""
         self._check_names(inputs, weights or {})
-        for one in inputs.values():
-            refuse_other_than_integers(one, self.name)
+        for ids in inputs.values():
+            refuse_other_than_integers(ids, self.name)
         _, dtype = _keras.policy_dtypes(self)
-        shapes = self.compute_output_shape({name: one.shape for name, one in inputs.items()})
+        shapes = self.compute_output_shape({name: ids.shape for name, ids in inputs.items()})
         return {
             name: _keras.keras_tensor(inputs[name], shapes[name], dtype, ragged=feature.combiner is None)
             for name, feature in self.features.items()
         }
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, serializable."""
+        """Returns the arguments of the layer, serializable."""
         base = super().get_config()
         base.pop("autocast", None)
         return {**base, "features": {name: feature.get_config() for name, feature in self.features.items()}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
-        """The inverse of `get_config`."""
+        """Makes a layer from what `get_config` returned."""
         features = {name: FeatureConfig.from_config(feature) for name, feature in config["features"].items()}
         return cls(**{**config, "features": features})

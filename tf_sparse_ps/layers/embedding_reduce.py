@@ -1,4 +1,4 @@
-"""`EmbeddingReduce`: looks up bags of ids and combines each to one vector, after keras_rs.layers.EmbedReduce."""
+"""`EmbeddingReduce`: looks up bags of ids and combines each to one vector, as keras_rs.layers.EmbedReduce does."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @_keras.register("EmbeddingReduce")
 class EmbeddingReduce(Embedding):
-    """An `Embedding` whose last dimension of ids is a bag, reduced to one vector in the lookup itself.
+    """An `Embedding` that combines the rows of each bag, the last dimension of the ids, to one vector.
 
     Args:
-      input_dim, output_dim, ...: All of `Embedding`, in its order. `mask_zero` is refused: padding belongs in a ragged
-        or sparse tensor, or gets weight 0.
-      combiner: "sum": sum(w x); "mean": sum(w x) / sum(w); "sqrtn": sum(w x) / sqrt(sum(w^2)). An empty bag, or one
-        whose divisor is 0, gives zeros.
+      input_dim, output_dim, ...: The arguments of `Embedding`, in its order. `mask_zero` is not supported: use a ragged
+        or sparse tensor, or give padding the weight 0.
+      combiner: "sum": sum(w x); "mean": sum(w x) / sum(w); "sqrtn": sum(w x) / sqrt(sum(w^2)). A bag that is empty, or
+        whose divisor is 0, results in zeros.
 
     Call arguments:
-      inputs: Integers; dense [..., n], ragged, or sparse [..., n] (its empty entries count for nothing). Dense of one
-        dimension: one id per row, nothing is reduced.
-      weights: Floats like `inputs`, or None: all 1. Gradients reach them.
+      inputs: Integers; dense [..., n], ragged, or sparse [..., n], whose absent entries are ignored. A dense tensor of
+        one dimension has one id per bag.
+      weights: Floats with the shape of `inputs`, or None: all 1. Gradients reach them.
 
     Returns:
       [*inputs.shape[:-1], output_dim], dense (ragged only for inputs with two ragged dimensions or more).
@@ -69,37 +69,39 @@ class EmbeddingReduce(Embedding):
         )
         if self.mask_zero:
             raise UnsupportedError(
-                "EmbeddingReduce: mask_zero is not supported: a reduced bag has no mask. Use ragged or sparse ids, or "
-                "weights of 0. Received: mask_zero=True"
+                "EmbeddingReduce: mask_zero is not supported, because a reduced bag has no mask. Use ragged or sparse "
+                "ids, or weights of 0. Received: mask_zero=True"
             )
         if self.sparse:
-            raise UnsupportedError("EmbeddingReduce: sparse=True is not supported: the output is dense")
+            raise UnsupportedError(
+                "EmbeddingReduce: sparse=True is not supported, because the output is dense. Leave sparse out"
+            )
         self.combiner = combiner
 
-    if TYPE_CHECKING:  # the call that editors show; at run time it is Keras's
+    if TYPE_CHECKING:  # for editors; at run time, Keras defines the call
 
         def __call__(self, inputs: Any, weights: Any = None, **kwargs: Any) -> Any: ...
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
-        """See the class."""
+        """Looks up and combines the bags. See the class."""
         bag = bags.from_inputs(inputs, weights, self.name, combiner=self.combiner)
         (pooled,) = row_source.pool(self._row_sources(), [bag], [0], [self.combiner])
         return self._cast_outputs(bag.restore(pooled))
 
     def compute_output_shape(self, input_shape: Any, weights_shape: Any = None) -> Any:
-        """Replaces the last dimension of the ids."""
+        """Returns the shape of the ids, with output_dim as the last dimension."""
         shape = _keras.shape_tuple(input_shape)
         result = (*(shape[:-1] if len(shape) > 1 else shape), self.output_dim)
         return result if _keras.IS_KERAS_3 else tf.TensorShape(result)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
-        """The symbolic output (Keras 3)."""
+        """Returns the symbolic output (Keras 3)."""
         refuse_other_than_integers(inputs, self.name)
         _, dtype = _keras.policy_dtypes(self)
         return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, serializable."""
+        """Returns the arguments of the layer, serializable."""
         return {**super().get_config(), "combiner": self.combiner}
 
 

@@ -14,14 +14,14 @@ def refuse_other_than_integers(ids: Any, layer: str) -> None:
     dtype = tf.as_dtype(ids.dtype)
     if not dtype.is_integer or dtype.is_quantized:
         raise ValueError(
-            f"layer {layer!r}: ids must be integers; floats would merge ids and strings need a StringLookup or Hashing "
-            f"layer first. A model's input is float32 unless you say keras.Input(shape, dtype='int64'). "
+            f"layer {layer!r}: ids must be integers. Floats would merge ids. Convert strings by a StringLookup or "
+            f"Hashing layer first. A model's input is float32 unless you use keras.Input(shape, dtype='int64'). "
             f"Received: inputs of dtype {dtype.name}"
         )
 
 
 def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
-    """Converts ids to int64 without truncating any.
+    """Converts ids to int64. No id is truncated.
 
     Args:
       ids: Integers of any shape.

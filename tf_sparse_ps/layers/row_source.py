@@ -1,8 +1,7 @@
-"""Where the rows of a layer's tables come from: one `RowSource` per table, and the lookups that ask it.
+"""`RowSource`: reads the rows of one table for lookups. `look_up` and `pool` serve the tables of a layer together.
 
-A lookup has two parts: the unique keys of a call's ids, and the rows of those keys, gathered or pooled. Rows of plain
-tables come from shared memory, where one op does both. Rows from anywhere else are read by their source, between the
-two.
+A lookup finds the unique keys of the ids, reads the rows of these keys, and gathers or pools the rows. For a table in
+shared memory one op does all three. For other tables each of them is an op, and the source of the table reads the rows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RowSource(abc.ABC):
-    """Where the rows of one table come from.
+    """Reads the rows of one table.
 
     A lookup of several features is one call per class of row source. This class dedupes the ids, reads the rows of the
     unique keys, and gathers or combines them.
@@ -51,7 +50,7 @@ class RowSource(abc.ABC):
 
     @property
     def path(self) -> tf.Tensor:
-        """The table's name in a graph: a string scalar, which travels with a SavedModel."""
+        """The table's name in a graph, a string scalar. In a loaded SavedModel it names a file of the model."""
         if _keras.is_deferred(self._weight):
             path: tf.Tensor = self._weight.tsps_binding.path_tensor
             return path
@@ -83,7 +82,7 @@ class RowSource(abc.ABC):
     def look_up(
         cls, sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]
     ) -> list[tf.Tensor]:
-        """`look_up` of this module, for tables of this class."""
+        """Looks up ids as `look_up` of this module does, in tables of this class."""
         unique = _ops.unique(ids, table_of, len(sources))
         return _ops.gather_rows(unique, cls.read(sources, unique.keys), _carriers(sources), table_of)
 
@@ -91,7 +90,7 @@ class RowSource(abc.ABC):
     def pool(
         cls, sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
     ) -> list[tf.Tensor]:
-        """`pool` of this module, for tables of this class."""
+        """Looks up bags as `pool` of this module does, in tables of this class."""
         ids, splits, weights = _flat(bags)
         unique = _ops.unique(ids, table_of, len(sources))
         rows = cls.read(sources, unique.keys)
@@ -99,9 +98,9 @@ class RowSource(abc.ABC):
 
 
 class SharedTable(RowSource):
-    """A table in this machine's shared memory, or, in a SavedModel, in a file of the model.
+    """A table in this machine's shared memory or, in a SavedModel, in a file of the model.
 
-    Lookups of such tables alone are one op, which dedupes and reads.
+    A lookup of such tables is one op.
     """
 
     @classmethod
@@ -130,7 +129,7 @@ class ShardedTable(RowSource):
 
     @classmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """See `RowSource.read`. Tables whose rows travel as the same type are one exchange."""
+        """See `RowSource.read`. The tables whose rows are sent as the same type share one exchange."""
         rows: dict[int, tf.Tensor] = {}
         for wire in dict.fromkeys(_wire(source) for source in sources):
             at = [t for t, source in enumerate(sources) if _wire(source) == wire]
@@ -140,7 +139,7 @@ class ShardedTable(RowSource):
 
 
 class CachedTable(RowSource):
-    """A table with some rows on a device. In a SavedModel it is a `SharedTable`, as any other."""
+    """A table with some rows on a device. In a SavedModel it is a `SharedTable`, like any other table."""
 
     @property
     def _cache(self) -> TableCache:
@@ -155,7 +154,7 @@ class CachedTable(RowSource):
     @classmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See `RowSource.read`."""
-        return [source._take([own])[1] for source, own in zip(_cached(sources), keys, strict=True)]
+        return [source._take([table_keys])[1] for source, table_keys in zip(_cached(sources), keys, strict=True)]
 
     @classmethod
     def look_up(
@@ -192,12 +191,12 @@ def _carriers(sources: Sequence[RowSource]) -> list[tf.Tensor]:
 
 
 def _named(sources: Sequence[RowSource]) -> tuple[list[tf.Tensor], list[str], list[tf.Tensor]]:
-    """Returns paths, uuids and carriers, as the ops take them."""
+    """Returns the paths, uuids and carriers of tables, as the ops take them."""
     return [source.path for source in sources], [source.binding.uuid for source in sources], _carriers(sources)
 
 
 def _flat(bags: Sequence[Bags]) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-    """Returns ids, splits and weights, as the ops take them."""
+    """Returns the ids, splits and weights of bags, as the ops take them."""
     return [bag.ids for bag in bags], [bag.splits for bag in bags], [bag.weights for bag in bags]
 
 
@@ -212,9 +211,9 @@ def _is_in_step(sources: Sequence[RowSource]) -> bool:
     )
 
 
-# All pulls of a process are one after another, in the order of the program (`NodeExchange.pulls`): one exchange of the
-# node's ranks serves them all. What goes between nodes has the tables in its name, so that ranks whose programs differ
-# wait for each other, and are named, and none gets another table's rows.
+# A process makes one pull after another, in the order of the program (`NodeExchange.pulls`), because one exchange of
+# the node's ranks serves all pulls. The collectives between nodes have the tables in their names. If the programs of
+# two ranks differ, both wait until the liveness check names them, and no rank receives rows of another table.
 _PULL = "tsps.pull"
 
 
@@ -226,28 +225,28 @@ def _wire(source: RowSource) -> str:
 
 @tf.autograph.experimental.do_not_convert
 def _pull(sources: Sequence[RowSource], keys: Sequence[tf.Tensor], wire: str) -> list[tf.Tensor]:
-    tables = [one.binding for one in sources]
+    tables = [source.binding for source in sources]
     pull = _Pull(
-        f"{_PULL}.{'.'.join(str(one.ordinal) for one in tables)}",
+        f"{_PULL}.{'.'.join(str(table.ordinal) for table in tables)}",
         _ops.Pull(_PULL, tables[0].nodes, tables[0].node, wire),
-        tuple(one.uuid for one in tables),
-        tuple(one.config.dim for one in tables),
+        tuple(table.uuid for table in tables),
+        tuple(table.config.dim for table in tables),
     )
-    paths = [one.path for one in sources]
+    paths = [source.path for source in sources]
     if tf.executing_eagerly():
-        found: list[tf.Tensor] = _eager_pull(pull)(list(keys), paths)
-        return found
+        rows: list[tf.Tensor] = _eager_pull(pull)(list(keys), paths)
+        return rows
     return pull.rows(keys, paths)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pull:
-    """What looks rows of some tables up, but the tables, which it does not hold.
+    """Pulls rows of sharded tables from their owners. It holds no reference to the tables, so that they can be freed.
 
     Attributes:
-      name: Of what goes between nodes, the same on all ranks.
-      ops: The parts of a pull.
-      uuids, dims: Of the tables.
+      name: The name of the collectives between nodes, the same on all ranks.
+      ops: The ops of a pull.
+      uuids, dims: The uuids and row widths of the tables.
     """
 
     name: str
@@ -256,21 +255,21 @@ class _Pull:
     dims: tuple[int, ...]
 
     def rows(self, keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Rows of unique keys. In a graph, on all ranks."""
+        """Returns the rows of unique keys. Runs in a graph; all ranks call it."""
         this_job = job.current()
         with tf.init_scope():
             sharded.prepare(this_job)
             exchange = node_exchange.of(this_job)
             group, order = exchange.cross_node_group(), exchange.pulls
-        # Reading both puts a pull after the one before it, and after the step before it, in functions and loops too,
-        # where TensorFlow orders by variable.
+        # These two reads place the pull after the previous pull and after the previous step, also in functions and
+        # loops, where TensorFlow orders ops by their variables.
         with tf.control_dependencies([this_job.step.read_value()]):
-            begun = order.read_value()
-        # Who waits for ranks of this node, and for whom, is found out as for collectives.
-        waits = f"{self.name}.ranks"
-        asked_for = [_ops.mark(keys[0], waits, "begin", begun), *keys[1:]]
-        buffer, splits = self.ops.ask(asked_for, paths, self.uuids, this_job.timeout_s)
-        buffer = _ops.mark(buffer, waits, "end", begun)
+            pull_number = order.read_value()
+        # The marks let the liveness check report who waits for which ranks of this node, as for collectives.
+        wait_name = f"{self.name}.ranks"
+        marked_keys = [_ops.mark(keys[0], wait_name, "begin", pull_number), *keys[1:]]
+        buffer, splits = self.ops.ask(marked_keys, paths, self.uuids, this_job.timeout_s)
+        buffer = _ops.mark(buffer, wait_name, "end", pull_number)
         tables = paths, self.uuids, self.dims
         rows = row_pull.rows_for(self.ops, (buffer, splits), keys, tables, group, self.name)
         with tf.control_dependencies(rows):
@@ -280,9 +279,9 @@ class _Pull:
 
 @functools.lru_cache(maxsize=256)
 def _eager_pull(pull: _Pull) -> Any:
-    """`pull.rows` as a function, for eager calls: in graphs alone is seen who waits."""
+    """Returns `pull.rows` as a tf.function for eager calls, because only graphs record who waits."""
     signature = [tf.TensorSpec([None], tf.int64) for _ in pull.dims], [tf.TensorSpec([], tf.string) for _ in pull.dims]
-    # Not the method itself: TensorFlow counts traces by code object and would warn of retracing.
+    # TensorFlow counts traces by code object. With the method itself, it would warn of retracing.
     return tf.function(functools.partial(pull.rows), input_signature=signature, autograph=False)
 
 
@@ -296,28 +295,34 @@ def of(binding: TableBinding, weight: Any) -> RowSource:
 
 
 def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]) -> list[tf.Tensor]:
-    """Looks up the ids of N features: N of float32[*ids.shape, dim].
+    """Looks up the ids of N features.
 
     Args:
       sources: The sources of T tables.
       ids: N of int64, any shape.
       table_of: For each feature, the position of its table in `sources`.
+
+    Returns:
+      N of float32[*ids.shape, dim].
     """
     if (recording := _recording.get()) is not None:
         return recording.take(sources, ids, table_of, [tf.shape(feature, tf.int64) for feature in ids])
-    return _by_class(sources, table_of, lambda cls, own, at, of: cls.look_up(own, [ids[f] for f in at], of))
+    return _by_class(sources, table_of, lambda cls, part, at, of: cls.look_up(part, [ids[f] for f in at], of))
 
 
 def pool(
     sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
 ) -> list[tf.Tensor]:
-    """Looks up and combines the bags of N features: N of float32[bags_f, dim].
+    """Looks up and combines the bags of N features.
 
     Args:
       sources: The sources of T tables.
-      bags: N.
+      bags: The bags of each feature.
       table_of: For each feature, the position of its table in `sources`.
       combiners: N of "sum", "mean", "sqrtn".
+
+    Returns:
+      N of float32[bags_f, dim].
     """
     if (recording := _recording.get()) is not None:
         shapes = [tf.shape(bag.splits, tf.int64) - 1 for bag in bags]
@@ -325,7 +330,7 @@ def pool(
     return _by_class(
         sources,
         table_of,
-        lambda cls, own, at, of: cls.pool(own, [bags[f] for f in at], of, [combiners[f] for f in at]),
+        lambda cls, part, at, of: cls.pool(part, [bags[f] for f in at], of, [combiners[f] for f in at]),
     )
 
 
@@ -346,17 +351,17 @@ def _by_class(sources: Sequence[RowSource], table_of: Sequence[int], call: _Call
     return [results[f] for f in range(len(table_of))]
 
 
-# --- the ids that lookups ask for, without the lookups ---
+# --- the ids of lookups, recorded instead of looked up ---
 
 
 @dataclasses.dataclass
 class Recording:
-    """What lookups asked for.
+    """The ids of lookups.
 
     Attributes:
       ids: The ids of each feature, with its table, in the order of the lookups.
-      calls: Of each, the number of the lookup.
-      stand_ins: What the lookups returned: zeros in place of rows.
+      calls: The number of the lookup of each feature.
+      stand_ins: The results of the lookups: zeros in place of rows.
     """
 
     ids: list[tuple[TableBinding, tf.Tensor]] = dataclasses.field(default_factory=list)
@@ -370,12 +375,12 @@ class Recording:
         table_of: Sequence[int],
         shapes: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Notes the ids of N features; returns zeros float32[*shape, dim] for each."""
+        """Records the ids of N features. Returns zeros, float32[*shape, dim], for each of them."""
         rows = []
         call = self.calls[-1] + 1 if self.calls else 0
-        for one, table, shape in zip(ids, table_of, shapes, strict=True):
+        for feature, table, shape in zip(ids, table_of, shapes, strict=True):
             binding = sources[table].binding
-            self.ids.append((binding, one))
+            self.ids.append((binding, feature))
             self.calls.append(call)
             rows.append(tf.zeros(tf.concat([shape, [binding.config.dim]], 0)))
         self.stand_ins += rows
@@ -387,7 +392,7 @@ _recording: contextvars.ContextVar[Recording | None] = contextvars.ContextVar("t
 
 @contextlib.contextmanager
 def record() -> Iterator[Recording]:
-    """Within it this thread's lookups touch no table: their ids are noted, and they return zeros."""
+    """Records the lookups of this thread within its `with` block. They read no table and return zeros."""
     recording = Recording()
     token = _recording.set(recording)
     try:

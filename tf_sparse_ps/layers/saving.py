@@ -1,7 +1,7 @@
-"""What is around a save of something with tables: its path claimed, and what is undone when it ends.
+"""Hooks around each save of an object with tables: they claim the path of the save, and clean up at its end.
 
-A model with tables that are spread over nodes is saved by all ranks together: rank 0 writes, and the others send it
-what their nodes have, instead of writing (`collective_calls.py`).
+All ranks save a model with sharded tables together. Rank 0 writes, and the other ranks send it the rows of their nodes
+instead of writing (`collective_calls.py`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 class _Save:
-    """A call of a function that saves to a path."""
+    """A running call of a function that saves to a path."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.claimed = False
         self.end = contextlib.ExitStack()
-        self.together: CollectiveSave | None = None
+        self.collective: CollectiveSave | None = None
 
 
 class _Saves(threading.local):
-    """Those that this thread is in, the innermost last, and how many functions for SavedModels it is tracing."""
+    """The running saves of this thread, the innermost last, and the number of running exports of SavedModels."""
 
     def __init__(self) -> None:
         self.running: list[_Save] = []
@@ -50,51 +50,52 @@ _saves = _Saves()
 
 
 def claim() -> None:
-    """Claims the path of the save that this thread is in, if it is in one, until that ends.
+    """Claims the path of this thread's innermost running save until the save ends.
 
-    Keras's files are claimed before they are opened; of what TensorFlow saves only its tables know that they are part
-    of it. They call this, before TensorFlow writes anything.
+    Paths of Keras files are claimed before they are opened. When TensorFlow saves an object, only its tables know that
+    they are part of it. They call this function before TensorFlow writes anything.
 
     Raises:
-      WriterLockedError: Another rank, or thread, is writing to the path.
+      WriterLockedError: Another rank or thread is writing to the path.
     """
     if not _saves.running:
         return
     save = _saves.running[-1]
-    if not any(one.claimed and one.path == save.path for one in _saves.running):
+    if not any(running.claimed and running.path == save.path for running in _saves.running):
         save.end.enter_context(claimed(save.path, f"rank {job.current().rank}"))
         save.claimed = True
 
 
 def at_end(action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Has `action(*args, **kwargs)` called when the save ends that this thread is in, or the process."""
+    """Schedules `action(*args, **kwargs)` for the end of this thread's running save, or of the process."""
     if _saves.running:
         _saves.running[-1].end.callback(action, *args, **kwargs)
-    else:  # TensorFlow exports in a way that is not known here
+    else:  # TensorFlow exports in a way that has no hook here
         atexit.register(action, *args, **kwargs)
 
 
 def content(binding: TableBinding, call: str, *, slots: bool) -> Scan | ShardedContent:
-    """All rows of a table, as of one step, to be read within its `with` block.
+    """Returns all rows of a table, at one step. Read them within the `with` block of the result.
 
-    Of a sharded one those of all nodes: in a save the rank that writes asks for them, elsewhere all ranks, together.
+    The rows of a sharded table are those of all nodes. In a save, the rank that writes calls this function; otherwise
+    all ranks call it together.
 
     Args:
-      binding: Of the table.
-      call: What they are read for.
-      slots: With slots.
+      binding: The table.
+      call: The operation that reads the rows, for messages.
+      slots: Whether to read the slots.
     """
     if binding.placement != "sharded":
         scan: Scan = binding.reader().scan(slots=slots)
         return scan
-    together = _together()
-    if together is not None:
-        return together.content(binding, slots=slots)
+    save = _collective_save()
+    if save is not None:
+        return save.content(binding, slots=slots)
     return ShardedContent(binding, call, slots=slots)
 
 
 def traces_for_export() -> bool:
-    """Whether a function that this thread traces is for a SavedModel, in which a table has all its rows."""
+    """Whether this thread traces functions for a SavedModel, which has all rows of its tables."""
     return _saves.tracing > 0
 
 
@@ -107,20 +108,20 @@ def _tracing() -> Iterator[None]:
         _saves.tracing -= 1
 
 
-def _together() -> CollectiveSave | None:
-    return next((one.together for one in _saves.running if one.together is not None), None)
+def _collective_save() -> CollectiveSave | None:
+    return next((save.collective for save in _saves.running if save.collective is not None), None)
 
 
-def _around(saved: Any, path: Any, call: Callable[[], Any]) -> Any:
+def _run_save(saved: Any, path: Any, call: Callable[[], Any]) -> Any:
     if not isinstance(path, str | os.PathLike):
         return call()  # an open file
     save = _Save(os.path.realpath(path) if "://" not in os.fspath(path) else os.fspath(path))
     _saves.running.append(save)
     try:
-        if _together() is None and _has_sharded(saved):
-            save.together = CollectiveSave(save.path)
-            if not save.together.writes:
-                return _send(save.together, save.path, path)
+        if _collective_save() is None and _has_sharded(saved):
+            save.collective = CollectiveSave(save.path)
+            if not save.collective.writes:
+                return _send(save.collective, save.path, path)
         return _write(save, saved, call)
     finally:
         _saves.running.remove(save)
@@ -130,48 +131,48 @@ def _write(save: _Save, saved: Any, call: Callable[[], Any]) -> Any:
     error: BaseException | None = None
     try:
         with save.end, _tracing():
-            if save.together is not None or (isinstance(saved, _keras.Layer) and _has_tables(saved)):
+            if save.collective is not None or (isinstance(saved, _keras.Layer) and _has_tables(saved)):
                 claim()
             return call()
     except BaseException as caught:
         error = caught
         raise
     finally:
-        if save.together is not None:
-            save.together.end(error)
+        if save.collective is not None:
+            save.collective.end(error)
 
 
 def _refuse_lite(model: Any) -> None:
     tables = [binding for weight in model.weights if (binding := binding_of(weight)) is not None]
     if tables:
         raise UnsupportedError(
-            f"TensorFlow Lite has no operation that looks rows up in the table {tables[0].config.name!r}. Build the "
-            "model for the device with keras.layers.Embedding in the place of this layer, give it the rows by "
-            "set_weights(layer.get_weights()), and convert that model"
+            "the model cannot be converted to TensorFlow Lite, which has no operation that looks up rows of table "
+            f"{tables[0].config.name!r}. Build the model for the device with keras.layers.Embedding in place of this "
+            "layer, set its rows by set_weights(layer.get_weights()), and convert that model"
         )
 
 
-def _send(together: CollectiveSave, path: str, given: Any) -> Any:
-    """Takes part in a save by another rank. Returns what `tf.train.Checkpoint` would, its path."""
-    if together.written_to != path and job.current().collectives.kind != "tf.distribute":
+def _send(save: CollectiveSave, path: str, path_argument: Any) -> Any:
+    """Sends this rank's rows to the rank that saves. Returns the path, as `tf.train.Checkpoint` does."""
+    if save.written_to != path and job.current().collectives.kind != "tf.distribute":
         warnings.warn(
-            f"rank {WRITER} saves the model, with the rows of all nodes, to {together.written_to}; rank "
-            f"{job.current().rank} writes nothing to {path}",
+            f"rank {WRITER} saves the model, with the rows of all nodes, to {save.written_to}. Rank "
+            f"{job.current().rank} writes nothing to {path}. Give all ranks the same path",
             stacklevel=5,
         )
-    together.serve()
-    return os.fspath(given)
+    save.serve()
+    return os.fspath(path_argument)
 
 
 def _has_tables(model: Any) -> bool:
     try:
         return any(binding_of(weight) is not None for weight in model.weights)
-    except ValueError:  # Keras 2: it is not built, and has none
+    except ValueError:  # Keras 2: the model is not built, so it has no tables
         return False
 
 
 def _has_sharded(saved: Any) -> bool:
-    """Whether what is saved has a table whose rows are spread over nodes."""
+    """Whether a saved object has a sharded table."""
     if not collective_calls.any_sharded():
         return False
     if isinstance(saved, _keras.Layer):
@@ -184,7 +185,7 @@ def _has_sharded(saved: Any) -> bool:
     return any(binding is not None and binding.placement == "sharded" for binding in map(binding_of, parts))
 
 
-_keras_hooks.around_savers(_around)
+_keras_hooks.around_savers(_run_save)
 _keras_hooks.around_exports(_tracing)
 _keras_hooks.save_by_parts(_has_sharded)
 _keras_hooks.export_real_types()

@@ -1,4 +1,4 @@
-"""What tables that are spread over machines need of their job, and where they cannot be."""
+"""Preparation of a job for sharded tables, and checks for where such tables cannot be used."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tf_sparse_ps.reduction import node_exchange
 
 
 def refuse_workers(config: TableConfig, this_job: Job) -> None:
-    """Raises UnsupportedError, with the remedy, if a table is sharded and workers of tf.distribute share a machine."""
+    """Raises UnsupportedError if a table is sharded and several workers of tf.distribute share a machine."""
     workers = this_job.identity.nodes
     if not isinstance(config.placement, Sharded) or this_job.collectives.kind != "tf.distribute":
         return
     if len(set(workers)) < len(workers):
         raise UnsupportedError(
-            f"table {config.name!r} is sharded, and several workers of a tf.distribute strategy share a machine, which "
-            "is not supported in this version: start one worker per machine, or ranks without a strategy. "
+            f"table {config.name!r} is sharded, and several workers of a tf.distribute strategy share a machine. This "
+            "version does not support that. Start one worker per machine, or ranks without a strategy. "
             f"Received: workers on the machines {list(workers)}"
         )
 
 
 def prepare(this_job: Job) -> None:
-    """Lets this process look up rows that other machines have. Eager; every rank calls it when it has made a table.
+    """Prepares this process for lookups of rows on other machines. Eager; every rank calls it when it creates a table.
 
-    From then on a rank that is late for a look-up, or dies in one, is named on the others.
+    It also starts the checks that name a rank that is late for a lookup or dies in one.
     """
     exchange = node_exchange.of(this_job)
     if exchange.joined_by_all:
@@ -43,13 +43,13 @@ def prepare(this_job: Job) -> None:
 
 
 def refuse_in_dataset(tables: Sequence[TableConfig]) -> None:
-    """Raises ValueError if one of these is sharded and a function of a tf.data.Dataset is being traced.
+    """Raises ValueError if a table is sharded and a function of a tf.data.Dataset is being traced.
 
-    Datasets run ahead of training, each rank's by itself: their exchanges would meet others than they should.
+    Each rank runs its dataset ahead of training and independently, so exchanges of different lookups would be mixed up.
     """
-    names = [repr(one.name) for one in tables if isinstance(one.placement, Sharded)]
+    names = [repr(config.name) for config in tables if isinstance(config.placement, Sharded)]
     if names and _tensorflow.traced_for_dataset():
         raise ValueError(
-            f"sharded table {', '.join(names)} cannot be looked up in a function of a tf.data.Dataset, which ranks run "
-            "at different times: all ranks look up together. Look it up in the model"
+            f"sharded table {', '.join(names)} cannot be looked up in a function of a tf.data.Dataset, because ranks "
+            "run these functions at different times, and all ranks must look up together. Look it up in the model"
         )

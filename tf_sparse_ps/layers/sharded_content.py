@@ -1,8 +1,8 @@
-"""`ShardedContent`: all rows of a table that is spread over nodes, which pass through collectives in chunks.
+"""`ShardedContent`: all rows of a sharded table, sent between the ranks in chunks.
 
-All ranks go through it together: each node's leader reads its shard and sends it, one node after another. What a rank
-holds beside the rows that it keeps is a few chunks. Before each chunk ranks tell each other whether one of them has
-failed: then all stop, and none waits for another.
+All ranks iterate together. The leader of each node reads its shard and sends it, one node after another. In addition to
+the rows that it keeps, a rank needs memory for a few chunks only. Before each chunk, all ranks learn whether one of
+them has failed. If so, all of them stop, and none waits for another.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
     from tf_sparse_ps.table.scan import Scan
 
-# Of what is sent at once. A process has it a few times: packed, as a tensor, received, and cut into arrays.
+# The size of a chunk. A process has a chunk in several forms: packed, as a tensor, received, and as arrays.
 CHUNK_BYTES = 8 << 20
-_COPIES_MORE = 4  # of a chunk, that TensorFlow's collectives have
+_COLLECTIVE_COPIES = 4  # additional copies of a chunk in TensorFlow's collectives
 _SMALLEST = 1 << 12
 
 
 class ShardedContent:
-    """All rows of a table, as of one step. Within its `with` block it is to be read to the end, once.
+    """All rows of a table, at one step. Iterate to the end, once, within its `with` block.
 
     Attributes:
-      step: Of the rows.
-      optimizer: Whose slots the rows have, as the core says it.
-      trained_by: Which optimizer made the slots, 0 if that is not known, and after how many of its steps.
+      step: The step of the rows.
+      optimizer: The optimizer of the slots, as the core describes it.
+      trained_by: The identity of the optimizer that made the slots, 0 if it is unknown, and its number of steps.
     """
 
     def __init__(self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None) -> None:
-        """Begins. Every rank calls it.
+        """Begins the iteration. Every rank calls it.
 
         Args:
-          binding: Of the table, which is sharded.
-          call: What is being done, for messages and to be compared: all ranks do the same.
-          slots: With slots.
-          to: The rank that gets the rows; None: all do. The others iterate, too, and see no blocks.
+          binding: The table, which is sharded.
+          call: The operation, for messages. Ranks compare it.
+          slots: Whether the blocks contain the slots.
+          to: The rank that receives the rows; None: all ranks. Other ranks iterate, too, but get no blocks.
 
         Raises:
-          ValueError: Ranks do different things.
-          StateError: A node's shard cannot be read, or shards are of different steps.
+          ValueError: Ranks make different operations.
+          StateError: The shard of a node cannot be read, or the shards are at different steps.
         """
         self._job = job.current()
         self._ranks, self._to = self._job.collectives, to
@@ -58,13 +58,16 @@ class ShardedContent:
         self._scan: Scan | None = None
         self._finished = False
         call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
-        facts = {"call": call, "slots": str(slots), "who gets the rows": str(to)}
+        facts = {"call": call, "slots": str(slots), "receiver": str(to)}
         try:
             everyone = all_or_none(self._ranks, lambda: (facts, self._begin()), call, "tsps.content.begin")
             must_agree([facts for facts, _ in everyone])
             shards = [everyone[leader][1] for leader in self._job.leaders]
             if any(shard[name] != shards[0][name] for shard in shards for name in ("step", "optimizer", "trained_by")):
-                raise StateError(f"{call}: the nodes have it of different steps or optimizers, {shards}")
+                raise StateError(
+                    f"{call}: the shards of the nodes differ in step or optimizer. Restore a checkpoint. Received: "
+                    f"{shards}"
+                )
         except Exception:
             self._close()
             raise
@@ -85,16 +88,16 @@ class ShardedContent:
 
     @property
     def receives(self) -> bool:
-        """Whether this rank gets the rows."""
+        """Whether this rank receives the rows."""
         return self._to in (None, self._ranks.rank)
 
     def __len__(self) -> int:
-        """Rows of the table."""
+        """Returns the number of rows of the table."""
         return sum(self._rows)
 
     def __iter__(self) -> Iterator[Block]:
-        chunk = CHUNK_BYTES // (1 if self._ranks.kind == "horovod" else _COPIES_MORE)
-        at_once = max(1, chunk // self._record)
+        chunk = CHUNK_BYTES // (1 if self._ranks.kind == "horovod" else _COLLECTIVE_COPIES)
+        chunk_rows = max(1, chunk // self._record)
         for rows, leader in zip(self._rows, self._job.leaders, strict=True):
             left = rows
             while True:
@@ -103,7 +106,7 @@ class ShardedContent:
                 error: Exception | None = None
                 if self._ranks.rank == leader:
                     try:
-                        n, packed = self._pack(min(at_once, left))
+                        n, packed = self._pack(min(chunk_rows, left))
                     except Exception as caught:
                         error = caught
                 n = self._agree(error, n)
@@ -125,7 +128,7 @@ class ShardedContent:
         self._close()
         if self._finished or isinstance(error, UNREACHABLE):
             return
-        # The others are to stop, too: this rank has, because of an error or before the end.
+        # This rank has stopped, because of an error or before the end. This call stops the other ranks, too.
         with contextlib.suppress(Exception):
             self._agree(error or StateError("not all rows were read"))
 
@@ -133,35 +136,35 @@ class ShardedContent:
         if self._scan is not None:
             self._scan.close()
 
-    # --- what all ranks do for each chunk ---
+    # --- the exchange of each chunk between all ranks ---
 
     def _agree(self, error: BaseException | None, n: int = 0) -> int:
-        """Tells the others whether this rank has failed, and how many rows come next.
+        """Exchanges whether a rank has failed, and the size of the next chunk.
 
         Args:
-          error: This rank's.
-          n: Rows that this rank sends next; others give 0.
+          error: The error of this rank.
+          n: The number of rows that this rank sends next; 0 on all other ranks.
 
         Returns:
           The `n` of the rank that sends.
 
         Raises:
-          StateError, or the error itself: A rank has failed.
+          StateError, or `error` itself: A rank has failed.
         """
-        own = tf.constant([int(error is not None), n])
-        (found,) = self._ranks.allreduce([own], "tsps.content.go_on", average=False)
-        failed, n = map(int, found)
+        own_state = tf.constant([int(error is not None), n])
+        (sums,) = self._ranks.allreduce([own_state], "tsps.content.go_on", average=False)
+        failed, n = map(int, sums)
         if failed:
-            self._finished = True  # nobody goes on
+            self._finished = True  # all ranks stop here
             texts = self._ranks.allgather_object(error_text(error), "tsps.content.failed")
             raise_failures(texts, error, self._call)
         return n
 
     def _send(self, packed: npt.NDArray[np.uint8], n: int, leader: int) -> npt.NDArray[np.uint8]:
-        """Sends `n` bytes of the leader to who gets them.
+        """Sends `n` bytes from a leader to the ranks that receive the rows.
 
-        To one rank alone by an all-to-all, where that takes no more than what is sent: TensorFlow's pads all pairs of
-        ranks to the largest part, so that there the others receive what they drop.
+        Horovod sends them to one rank by an all-to-all. TensorFlow's all-to-all pads the data of every pair of ranks to
+        the largest part, so with TensorFlow all ranks receive the bytes by a broadcast, and the others drop them.
         """
         size = _padded(n)
         if self._to is not None and self._ranks.kind == "horovod":
@@ -178,7 +181,7 @@ class ShardedContent:
     # --- chunks ---
 
     def _pack(self, at_most: int) -> tuple[int, npt.NDArray[np.uint8]]:
-        """The next rows of this node, and how many they are: their keys, then the rows, then slot after slot."""
+        """Packs the next rows of this node: their keys, then the rows, then each slot. Also returns their number."""
         assert self._scan is not None
         parts: list[Block] = []
         n = 0
@@ -208,5 +211,5 @@ class ShardedContent:
 
 
 def _padded(n: int) -> int:
-    """A power of two: few sizes mean few graphs."""
+    """Rounds up to a power of two, because each size needs a graph."""
     return max(_SMALLEST, 1 << (n - 1).bit_length())

@@ -1,11 +1,11 @@
-"""`TableAsset`: how a table is named in a graph, so that a SavedModel can be served on another machine.
+"""`TableAsset`: names a table in graphs, so that a SavedModel can be served on another machine.
 
-The lookup's path is not a constant but a captured tensor. While the program runs its value is the live table's path. A
-SavedModel takes captured tensors of `tf.saved_model.Asset` objects for files that travel along: what is copied is a
-sparse-parameter file, written when the SavedModel is, and in the loaded model the same tensor is that file's path,
-which the op library opens like a table. So no path of this machine is in the SavedModel.
+The path of a lookup is a captured tensor, not a constant. While the program trains, its value is the path of the table.
+A SavedModel treats the captured tensors of `tf.saved_model.Asset` objects as files, and contains copies of them. For a
+table this is a sparse-parameter file, which is written with the SavedModel. In the loaded model, the value of the
+tensor is the path of that file, which the op library opens like a table. So the SavedModel has no path of this machine.
 
-It is tracked by the anchor, because of a layer Keras's ExportArchive keeps the variables alone.
+The anchor tracks the asset, because Keras's ExportArchive keeps only the variables of a layer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class TableAsset(_tensorflow.ExportedAsset):
-    """A table's path in a graph: `asset_path`, a scalar string."""
+    """The path of a table in graphs. Its attribute `asset_path` is a string scalar."""
 
     def __init__(self, binding: TableBinding) -> None:
         super().__init__(binding.path_tensor)
         self._binding = binding
 
     def export(self) -> str:
-        """Writes the table, without slots, to a file that is removed when the save is over."""
+        """Writes the table, without slots, to a file that is deleted when the save ends. Returns its path."""
         saving.claim()
         folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
         saving.at_end(_remove, folder)

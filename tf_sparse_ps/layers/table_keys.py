@@ -1,9 +1,10 @@
-"""`table_keys`: from an element of a dataset to the keys of each table that a model would look up for it.
+"""`table_keys`: finds the keys of each table that a model will look up for an element of a dataset.
 
-The model is run in a graph in which lookups note their ids and return zeros (`row_source.record`), and of that graph
-only what leads to the ids is kept: no table, no weight and no state of the model is read or written. So the keys are
-those of the lookup itself, whatever is in front of it. What cannot be known ahead of the step is refused: ids that
-depend on rows, on weights that are trained or on random numbers, and lookups inside tf.cond, loops and tf.functions.
+It runs the model in a graph in which lookups record their ids and return zeros (`row_source.record`), and keeps only
+the part of the graph that computes the ids. This part reads and writes no table, weight or state of the model. So the
+keys are exactly those of the lookups, whatever layers compute them. Ids that cannot be known ahead of the step are
+refused: ids that depend on rows, on trained weights or on random numbers, and lookups inside tf.cond, loops and
+tf.functions.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ _RANDOM = ("Random", "Multinomial", "TruncatedNormal", "RngReadAndSkip")
 
 
 def table_keys(model: Any, *, keys_of: KeysOf | None = None) -> TableKeys:
-    """Returns the function from a dataset's element to the keys of each table of a model.
+    """Returns a function that finds the keys of each table of a model for an element of a dataset.
 
     Args:
       model: A Keras model whose table layers are built: functional, Sequential or subclassed.
-      keys_of: For a model that cannot be run apart from its training. From an element to the ids that each table layer
-        of the model is called with, by the layer's name: what the layer takes (of an EmbeddingCollection a dict by
-        feature), or a list of it where the layer is called several times. All of TensorFlow's graph ops.
+      keys_of: A function for a model that cannot be run outside of its training step. It maps an element to the inputs
+        of each table layer, by the name of the layer: ids, a dict of ids for an EmbeddingCollection, or a list of these
+        if the model calls the layer several times. It must consist of TensorFlow's graph ops.
 
     Raises:
-      ValueError: The model has no table layer, or one that is not built; two of its layers have one name (keys_of).
+      ValueError: The model has no table layer, or one that is not built; or `keys_of` is given and two table layers
+        have the same name.
     """
     return TableKeys(model, keys_of)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Trace:
-    """Of elements of one kind.
+    """The traced functions for elements of one structure and type.
 
     Attributes:
-      tables: The tables' names.
-      keys: From an element's flat tensors to their unique keys.
-      lookups: Of each feature, its table and the number of the lookup.
-      ids: From an element's flat tensors to the ids of each feature.
+      tables: The names of the tables.
+      keys: A function from the flat tensors of an element to the unique keys of each table.
+      lookups: The table of each feature, and the number of the lookup.
+      ids: A function from the flat tensors of an element to the ids of each feature.
     """
 
     tables: list[str]
@@ -62,10 +64,10 @@ class _Trace:
 
 
 class TableKeys:
-    """What `table_keys` returns. To be called eagerly, or in a graph, as in `dataset.map`.
+    """A function that finds the keys of each table of a model. Call it eagerly or in a graph, as in `dataset.map`.
 
     Attributes:
-      model: Whose tables they are.
+      model: The model.
     """
 
     def __init__(self, model: Any, keys_of: KeysOf | None = None) -> None:
@@ -75,63 +77,68 @@ class TableKeys:
         self._layers = _keras.layers_of(model, TableLayer)
         self._traces: dict[Any, _Trace] = {}
         if not self._layers:
-            raise ValueError(f"model {model.name!r} has no layer of tf_sparse_ps: it looks nothing up")
+            raise ValueError(f"model {model.name!r} has no layer of tf_sparse_ps, so it looks nothing up")
         unbuilt = [layer.name for layer in self._layers if not layer.bindings]
         if unbuilt:
             raise ValueError(
-                f"model {model.name!r}: tables of layers {unbuilt} are not made yet. Call the model on a batch, or "
+                f"model {model.name!r}: the tables of layers {unbuilt} are not made yet. Call the model on a batch, or "
                 "build() it, before table_keys"
             )
         names = [layer.name for layer in self._layers]
         if keys_of is not None and len(set(names)) < len(names):
-            raise ValueError(f"keys_of tells layers apart by their names. Received: layers {sorted(names)}")
+            raise ValueError(
+                "keys_of needs a different name for each table layer of the model. Rename layers. Received: layers "
+                f"{sorted(names)}"
+            )
 
     def __call__(self, *element: Any) -> dict[str, tf.Tensor]:
-        """The unique keys of each table, by the name of its folder, in order of first occurrence.
+        """Finds the unique keys of each table for an element.
 
         Args:
-          *element: Of a dataset, as `dataset.map` passes it: x, or x, y, ... as several arguments or as one tuple.
+          *element: An element of a dataset, as `dataset.map` passes it: x, or x, y, ... as several arguments or as one
+            tuple.
 
         Returns:
-          {table: int64[n]}, one entry for each table that the model looks something up in.
+          {table: int64[n]}, one entry for each table of the model's lookups, by the name of its folder. Keys are in the
+          order of their first occurrence.
 
         Raises:
-          ValueError: The keys cannot be found from the model, or `keys_of` returned something else than ids by layer.
+          ValueError: The keys cannot be found by running the model, or `keys_of` did not return ids by layer.
         """
         trace, flat = self._traced(element)
         return dict(zip(trace.tables, trace.keys(*flat), strict=True))
 
     def lookups(self, *element: Any) -> dict[str, list[list[tf.Tensor]]]:
-        """The ids of each lookup of each table, as the model asks for them.
+        """Finds the ids of each lookup of each table for an element.
 
         Args:
-          *element: As of a call.
+          *element: An element, as for `__call__`.
 
         Returns:
-          {table: lookups}, each the ids, int64 of any shape, of its features.
+          {table: lookups}. A lookup is a list of the ids of its features, int64 of any shape.
 
         Raises:
-          ValueError: As a call.
+          ValueError: See `__call__`.
         """
         trace, flat = self._traced(element)
-        found: dict[str, dict[int, list[tf.Tensor]]] = {}
+        lookups: dict[str, dict[int, list[tf.Tensor]]] = {}
         for (table, call), ids in zip(trace.lookups, trace.ids(*flat), strict=True):
-            found.setdefault(table, {}).setdefault(call, []).append(ids)
-        return {table: list(calls.values()) for table, calls in found.items()}
+            lookups.setdefault(table, {}).setdefault(call, []).append(ids)
+        return {table: list(calls.values()) for table, calls in lookups.items()}
 
     def _traced(self, element: Sequence[Any]) -> tuple[_Trace, list[tf.Tensor]]:
-        """What finds the ids in elements like this one, and the element's flat tensors."""
-        one = element[0] if len(element) == 1 else element
-        leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(one)]
+        """Returns the trace for elements like this one, and the flat tensors of the element."""
+        structure = element[0] if len(element) == 1 else element
+        leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(structure)]
         specs = [_any_batch(tf.type_spec_from_value(leaf)) for leaf in leaves]
-        key = (str(tf.nest.map_structure(lambda _: 0, one)), tuple(specs))
+        key = (str(tf.nest.map_structure(lambda _: 0, structure)), tuple(specs))
         if key not in self._traces:
             with tf.init_scope():
-                self._traces[key] = self._trace(one, specs)
+                self._traces[key] = self._trace(structure, specs)
         return self._traces[key], tf.nest.flatten(leaves, expand_composites=True)
 
     def _trace(self, structure: Any, specs: list[tf.TypeSpec]) -> _Trace:
-        asked: list[tuple[TableBinding, tf.Tensor]] = []
+        recorded: list[tuple[TableBinding, tf.Tensor]] = []
         calls: list[int] = []
         outputs: list[tf.Tensor] = []
         tables: dict[str, TableBinding] = {}
@@ -141,12 +148,12 @@ class TableKeys:
             element = tf.nest.pack_sequence_as(structure, leaves)
             recording = self._record(element)
             _refuse_unknown(recording, self.model)
-            asked.extend(recording.ids)
+            recorded.extend(recording.ids)
             calls.extend(recording.calls)
-            tables.update({binding.path: binding for binding, _ in asked})
+            tables.update({binding.path: binding for binding, _ in recorded})
             numbers = list(tables)
-            table_of = [numbers.index(binding.path) for binding, _ in asked]
-            outputs.extend(_ops.unique([ids for _, ids in asked], table_of, len(numbers)).keys)
+            table_of = [numbers.index(binding.path) for binding, _ in recorded]
+            outputs.extend(_ops.unique([ids for _, ids in recorded], table_of, len(numbers)).keys)
             return outputs
 
         traced = tf.compat.v1.wrap_function(run, tf.nest.flatten(specs, expand_composites=True))
@@ -154,12 +161,12 @@ class TableKeys:
         return _Trace(
             [PurePath(path).name for path in tables],
             traced.prune(inputs, outputs),
-            [(PurePath(binding.path).name, call) for (binding, _), call in zip(asked, calls, strict=True)],
-            traced.prune(inputs, [ids for _, ids in asked]),
+            [(PurePath(binding.path).name, call) for (binding, _), call in zip(recorded, calls, strict=True)],
+            traced.prune(inputs, [ids for _, ids in recorded]),
         )
 
     def _record(self, element: Any) -> Recording:
-        """Has the model's layers note what they would look up for an element."""
+        """Runs the model, or `keys_of`, on an element, and records the ids of its lookups."""
         with record() as recording:
             if self._keys_of is not None:
                 self._call_layers(self._keys_of(element))
@@ -176,16 +183,16 @@ class TableKeys:
             raise ValueError(f"model {self.model.name!r} looked nothing up for an element of its dataset. {_ADVICE}")
         return recording
 
-    def _call_layers(self, given: Mapping[str, Any]) -> None:
+    def _call_layers(self, inputs: Mapping[str, Any]) -> None:
         layers = {layer.name: layer for layer in self._layers}
-        if not isinstance(given, Mapping) or set(given) != set(layers):
+        if not isinstance(inputs, Mapping) or set(inputs) != set(layers):
             raise ValueError(
                 f"keys_of must return the ids of the layers {sorted(layers)}, by name. "
-                f"Received: {sorted(given) if isinstance(given, Mapping) else given!r}"
+                f"Received: {sorted(inputs) if isinstance(inputs, Mapping) else inputs!r}"
             )
-        for name, ids in given.items():
-            for one in ids if isinstance(ids, list | tuple) else [ids]:
-                layers[name](one)
+        for name, layer_inputs in inputs.items():
+            for ids in layer_inputs if isinstance(layer_inputs, list | tuple) else [layer_inputs]:
+                layers[name](ids)
 
 
 def _as_tensor(leaf: Any) -> Any:
@@ -193,12 +200,12 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def _shapes(inputs: Any) -> Any:
-    """What a user can compare with the model's own."""
+    """Describes the dtypes and shapes of inputs, for comparison with those of the model."""
     return tf.nest.map_structure(lambda leaf: f"{leaf.dtype.name}{[*leaf.shape]}", inputs)
 
 
 def _any_batch(spec: Any) -> Any:
-    """The same with a first dimension of any size: one trace for all batches."""
+    """Returns the spec with a first dimension of any size, so that all batches share one trace."""
     shape = spec.shape
     if shape.rank is None or shape.rank == 0:
         return spec
@@ -209,19 +216,19 @@ def _any_batch(spec: Any) -> Any:
 
 
 def _refuse_unknown(recording: Recording, model: Any) -> None:
-    """Raises where ids are not a function of the element alone."""
+    """Raises ValueError if ids are not a function of the element alone."""
 
     def refuse(reason: str) -> None:
         raise ValueError(f"model {model.name!r}: the keys of its tables {reason}. {_ADVICE}")
 
     graph = tf.compat.v1.get_default_graph()
     tensors = [ids for _, ids in recording.ids]
-    if any(one.graph is not graph for one in (*tensors, *recording.stand_ins)):
-        refuse("are looked up inside tf.cond, a loop or a tf.function, which may not run or run several times")
-    rows = {id(one.op) for one in recording.stand_ins}
-    trained = {id(_keras.tf_variable(one).handle) for one in model.trainable_variables}
+    if any(tensor.graph is not graph for tensor in (*tensors, *recording.stand_ins)):
+        refuse("are looked up inside tf.cond, a loop or a tf.function, which may not run or may run several times")
+    rows = {id(stand_in.op) for stand_in in recording.stand_ins}
+    trained = {id(_keras.tf_variable(variable).handle) for variable in model.trainable_variables}
     weights = {id(inside.op) for outside, inside in graph.captures if id(outside) in trained}
-    pending, seen = [one.op for one in tensors], set()
+    pending, seen = [tensor.op for tensor in tensors], set()
     while pending:
         op = pending.pop()
         if op in seen:
@@ -233,7 +240,7 @@ def _refuse_unknown(recording: Recording, model: Any) -> None:
             refuse("depend on weights that are trained")
         if any(name in op.type for name in _RANDOM):
             refuse(f"depend on random numbers ({op.type})")
-        pending.extend(one.op for one in op.inputs)
+        pending.extend(tensor.op for tensor in op.inputs)
         body = _keras.body_of_call(op)
         if body is not None:
-            pending.extend(one.op for one in body.outputs)
+            pending.extend(tensor.op for tensor in body.outputs)

@@ -1,4 +1,4 @@
-"""`TableLayer`: what the three layers share. Tables made when the layer is built, saved and loaded with it."""
+"""`TableLayer`: the base of the three layers. It creates their tables when they are built, saves and loads them."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ from tf_sparse_ps.node import activity
 
 
 class _Bound:
-    """A layer's tables and their anchors; its own class, so that Keras does not track what is in it."""
+    """Holds the tables of a layer and their anchors, because Keras would track lists as attributes of the layer."""
 
     def __init__(self) -> None:
         self.bindings: list[TableBinding] = []
         self.anchors: list[Any] = []
 
 
-# The TableConfig that each table was made from, of layers that are there, as users have given it.
-_given: weakref.WeakKeyDictionary[TableBinding, TableConfig] = weakref.WeakKeyDictionary()
+# The TableConfig that the user gave for each table, as long as the layer of the table exists.
+_user_configs: weakref.WeakKeyDictionary[TableBinding, TableConfig] = weakref.WeakKeyDictionary()
 
 
-def _warn_of_shared_config(binding: TableBinding, given: TableConfig) -> None:
-    """Warns if another layer was given the same TableConfig: it has a table of its own."""
-    if any(other is given for other in _given.values()):
+def _warn_of_shared_config(binding: TableBinding, config: TableConfig) -> None:
+    """Warns if another layer has a table of the same TableConfig object: the two tables share no rows."""
+    if any(known is config for known in _user_configs.values()):
         warnings.warn(
-            f"two layers were given one TableConfig, {given.name!r}, and each has its own rows: layers do not share a "
-            "table. Call one layer twice, or put the features into one EmbeddingCollection, where FeatureConfigs with "
-            "one TableConfig share its table. If two tables are meant, give each layer its own TableConfig",
+            f"two layers were given one TableConfig, {config.name!r}, and each has its own rows: layers do not share a "
+            "table. To share rows, call one layer twice, or put the features into one EmbeddingCollection, where "
+            "FeatureConfigs with one TableConfig share its table. To have two tables, give each layer its own "
+            "TableConfig",
             stacklevel=4,
         )
-    _given[binding] = given
+    _user_configs[binding] = config
 
 
 class TableLayer(_keras.IntegerInput, _keras.Layer):
-    """Base of the layers. Inputs are ids, the tables live in the job's group.
+    """The base of the layers. Inputs are ids; the tables are in the group of the job.
 
     Attributes:
-      bindings: One `TableBinding` per table, empty until the layer is built.
+      bindings: One `TableBinding` per table. Empty until the layer is built.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -62,13 +63,15 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         variable_dtype, _ = _keras.policy_dtypes(self)
         if variable_dtype == "float64":
             raise UnsupportedError(
-                "rows of tables are float32, or of 16 bits (TableConfig(dtype=...)); there are none of float64. Leave "
-                "dtype out, and cast the layer's output with keras.ops.cast or tf.cast. Received: dtype=float64"
+                "a layer cannot have rows of float64. Rows of tables are float32, or of 16 bits "
+                "(TableConfig(dtype=...)). Leave dtype out, and cast the layer's output with keras.ops.cast or "
+                "tf.cast. Received: dtype=float64"
             )
         if variable_dtype != "float32":
             raise UnsupportedError(
-                "rows of 16 bits are asked for by TableConfig(dtype=...), 16-bit activations by the policy "
-                f"mixed_float16 or mixed_bfloat16. Received: dtype={variable_dtype}"
+                "the dtype of a layer does not set the type of its rows. For rows of 16 bits, use "
+                "TableConfig(dtype=...). For 16-bit activations, use the policy mixed_float16 or mixed_bfloat16. "
+                f"Received: dtype={variable_dtype}"
             )
 
     @property
@@ -77,7 +80,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         return list(self._bound.bindings)
 
     def table_configs(self) -> list[TableConfig]:
-        """What the layer's tables are, or will be once it is built."""
+        """Returns the configuration of each table of the layer, also before the layer is built."""
         raise NotImplementedError
 
     def _make_table(
@@ -86,22 +89,22 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         weight_name: str,
         values: npt.NDArray[np.float32] | None = None,
         *,
-        given: TableConfig | None,
+        user_config: TableConfig | None,
     ) -> None:
-        """Makes the next table of the layer and its anchor; called by build().
+        """Creates the next table of the layer and its anchor. `build` calls it.
 
         Args:
-          config: Of the table.
-          weight_name: Of the anchor.
-          values: Its first rows.
-          given: The TableConfig that the user has given; None: there is none.
+          config: The configuration of the table.
+          weight_name: The name of the anchor.
+          values: The initial rows, float32[key_limit, dim], if they do not come from the initializer.
+          user_config: The TableConfig object that the user gave, if any.
         """
         index = len(self._bound.bindings)
         salt = None
-        if index < len(self._identities):  # a saved layer's initial values
+        if index < len(self._identities):  # the initial values are those of a saved layer
             salt = self._identities[index]["salt"]
             config = dataclasses.replace(config, seed=self._identities[index]["seed"])
-        with tf.init_scope():  # Keras may be tracing; the first table of a job talks to the other ranks
+        with tf.init_scope():  # Keras may be tracing, and the first table of a job exchanges messages
             this_job = job.current()
             sharded.refuse_workers(config, this_job)
             if config.cache is not None:
@@ -113,25 +116,25 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             collective_calls.fill(binding)
             if config.cache is not None:
                 cached.attach(binding, config.cache, this_job)
-        if given is not None:
-            _warn_of_shared_config(binding, given)
+        if user_config is not None:
+            _warn_of_shared_config(binding, user_config)
         weight = anchor.make(binding, trainable=True, name=weight_name)
         self._bound.bindings.append(binding)
         self._bound.anchors.append(weight)
-        setattr(self, f"_anchor_{index}", weight)  # Keras tracks it, among the weights that `trainable` acts on
+        setattr(self, f"_anchor_{index}", weight)  # Keras tracks it with the weights that `trainable` affects
         if _keras.IS_KERAS_3 and not self.trainable:
             weight.trainable = False
 
-    # --- what the ops are called with ---
+    # --- arguments of the ops ---
 
     def _row_source(self, index: int) -> RowSource:
-        """Where the rows of a table come from."""
-        activity.progress()  # in a graph: it is being traced
+        """Returns the source of a table's rows."""
+        activity.progress()  # in a graph, this is part of tracing
         return row_source.of(self._bound.bindings[index], self._bound.anchors[index])
 
     def _row_sources(self) -> list[RowSource]:
         if _keras.traced_with_jit_compile():
-            raise ValueError(f"layer {self.name!r} has no XLA kernel. Use jit_compile=False, in compile() too")
+            raise ValueError(f"layer {self.name!r} has no XLA kernel. Use jit_compile=False, also in compile()")
         return [self._row_source(index) for index in range(len(self._bound.bindings))]
 
     def _cast_outputs(self, outputs: Any) -> Any:
@@ -143,9 +146,9 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     # --- weights ---
 
     def get_weights(self) -> list[npt.NDArray[np.float32]]:
-        """The matrix of every table, float32[input_dim, output_dim].
+        """Returns the matrix of every table, float32[input_dim, output_dim].
 
-        Of a table that is spread over nodes every rank must ask for it, and gets it.
+        If a table is sharded, every rank must call this method.
 
         Raises:
           UnsupportedError: A table is unbounded.
@@ -153,10 +156,13 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
         return [rows.matrix(binding, "get_weights()") for binding in self._bound.bindings]
 
     def set_weights(self, weights: Sequence[npt.ArrayLike]) -> None:
-        """Sets the matrix of every table. Of one that is spread over nodes every rank must set it, to the same.
+        """Sets the matrix of every table. If a table is sharded, every rank must call this method, with equal weights.
+
+        Args:
+          weights: One matrix per table, float[input_dim, output_dim].
 
         Raises:
-          ValueError: A wrong number of matrices, or a wrong shape.
+          ValueError: The number of matrices or a shape is wrong.
           UnsupportedError: A table is unbounded.
         """
         if len(weights) != len(self._bound.bindings):
@@ -169,25 +175,28 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
             rows.assign_matrix(binding, matrix)
 
     def count_params(self) -> int:
-        """Floats in the tables: of a bounded one its whole matrix, of an unbounded one the rows that are there.
+        """Returns the number of floats in the tables.
 
-        Of an unbounded one that is spread over nodes the rows on this node: `summary()` asks for this, and one rank may
-        call it alone.
+        A bounded table counts with its whole matrix, an unbounded one with the rows that it has. An unbounded sharded
+        table counts with the rows on this node, because one rank may call `summary()` alone.
+
+        Raises:
+          ValueError: The layer is not built.
         """
         if not self.built:
             raise ValueError(f"You tried to call `count_params` on layer '{self.name}', but the layer isn't built.")
         return sum((b.config.key_limit or len(b.reader())) * b.config.dim for b in self._bound.bindings)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes keys, rows and slots of every table into Keras's store."""
+        """Writes the keys, rows and slots of every table into a Keras store."""
         for index, binding in enumerate(self._bound.bindings):
             rows.save(binding, store, self._prefix(index))
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what `save_own_variables` wrote, or the matrices of keras.layers.Embedding.
+        """Reads the tables that `save_own_variables` wrote, or the matrices of keras.layers.Embedding.
 
         Raises:
-          ValueError: The store holds something else, or other widths.
+          ValueError: The store has other contents, or rows of another width.
         """
         names = set(store.keys())
         if names and all(name.isdigit() for name in names):
@@ -201,7 +210,7 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
                     f"Layer '{self.name}' expected keys, rows and meta of table {index} ({binding.config.name}). "
                     f"Received: {sorted(names)}"
                 )
-            rows.write(binding, {one: _keras_stores.stored(store, name) for one, name in state.items()})
+            rows.write(binding, {part: _keras_stores.stored(store, name) for part, name in state.items()})
 
     def _prefix(self, index: int) -> str:
         return "" if len(self._bound.bindings) == 1 else f"table_{index}_"
@@ -209,34 +218,34 @@ class TableLayer(_keras.IntegerInput, _keras.Layer):
     # --- serialization ---
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """What a saved model needs to make the same tables: where their initial values come from."""
+        """Returns what a saved model needs to create the same tables: the seed and salt of their initial values."""
         if not self._bound.bindings:
             return None
         identities = [{"seed": b.config.seed, "salt": b.salt} for b in self._bound.bindings]
         return {"input_shape": None, "tables": identities}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """The inverse of `get_build_config`."""
+        """Builds the layer from what `get_build_config` returned."""
         self._identities = [dict(identity) for identity in config.get("tables") or []]
         self.build(None)
 
-    # --- refused ---
+    # --- methods of Keras layers that raise ---
 
     def quantize(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raises UnsupportedError."""
         raise UnsupportedError(
-            f"layer {self.name!r}: rows change while they are read; no quantization. Rows of 16 bits are asked for by "
-            "TableConfig(dtype=...)"
+            f"layer {self.name!r} cannot be quantized, because its rows change while they are read. For rows of 16 "
+            "bits, use TableConfig(dtype=...)"
         )
 
     def enable_lora(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raises UnsupportedError."""
         raise UnsupportedError(
-            f"layer {self.name!r}: LoRA adds a dense matrix of the table's size; freeze the table (trainable=False) "
-            "and add a small trainable layer after it"
+            f"layer {self.name!r} does not support LoRA, which adds a dense matrix of the table's size. Freeze the "
+            "table (trainable=False), and add a small trainable layer after it"
         )
 
 
 def table_name(name: str) -> str:
-    """A layer's name as the name of a table."""
+    """Converts the name of a layer to a valid name of a table."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100] or "table"

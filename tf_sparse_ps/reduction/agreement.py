@@ -1,9 +1,9 @@
-"""Ranks see in every step that they agree on what must be equal on all of them, and end with a name where they do not.
+"""`Agreement`: compares in every step the facts that must be equal on all ranks, and names a fact that differs.
 
-A step's facts are the number of the step, the versions of the tables, the hyperparameters, and the values of dense
-weights. Their digest travels with an exchange that the step has anyway: with the statements of a step of tables, or
-with the sum of the dense gradients. Where digests differ, all ranks refuse the step, and one more exchange tells them
-which fact it is. docs/protocol.md has the rules.
+The facts of a step are its number, the versions of the tables, the hyperparameters, and the values of dense weights.
+The digest of the facts travels with an exchange that the step makes anyway: with the statements of a step of tables, or
+with the sum of the dense gradients. If the digests differ, all ranks refuse the step, and one more exchange finds the
+fact that differs. docs/protocol.md has the rules.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 
-# For tests: what finds differences between ranks has a control, which compares nothing.
+# Tests that must find differences between ranks set this to False for their control run.
 compared = True
 
-_NIBBLES = 16  # of a digest
-TAIL = 2 * _NIBBLES  # numbers that a digest takes in a sum of dense gradients
+_NIBBLES = 16  # per digest
+TAIL = 2 * _NIBBLES  # the number of floats that represent a digest in a sum of dense gradients
 
 SAME_PROGRAM = "Every rank must run the same program, with the same options"
 SAME_RATE = (
@@ -41,11 +41,11 @@ _REMEDIES = (SAME_PROGRAM, SAME_RATE, SAME_ROWS, SAME_WEIGHTS)
 
 @dataclasses.dataclass(frozen=True)
 class _Name:
-    """A fact's name.
+    """The name of a fact.
 
     Attributes:
-      text: For messages.
-      shown: "i", "f" or "h", as `_ops.explain_difference` has it.
+      text: The name in messages.
+      shown: How messages show the value: "i", "f" or "h", as in `_ops.explain_difference`.
       remedy: One of `_REMEDIES`.
     """
 
@@ -55,65 +55,68 @@ class _Name:
 
 
 class Agreement:
-    """The facts of one step. In a graph, or eagerly; every rank has the same ones, in the same order."""
+    """The facts of one step. Every rank adds the same facts, in the same order, in a graph or eagerly."""
 
     def __init__(self, collectives: Collectives, name: str, seed: Any) -> None:
-        """Has no facts yet.
+        """Makes an agreement without facts.
 
         Args:
-          collectives: Of the ranks that are to agree.
-          name: What the operation that names a difference begins with.
-          seed: int64, the step, or the number of updates.
+          collectives: The collectives of the ranks that must agree.
+          name: The beginning of the name of the collective that finds a difference.
+          seed: The number of the step or of updates, int64.
         """
         self._collectives, self._operation = collectives, f"{name}.facts"
         self._seed = tf.cast(seed, tf.int64)
         self._numbers: list[tuple[list[_Name], Any]] = []
         self._reals: list[tuple[list[_Name], tf.Tensor]] = []
         self._values: list[tuple[_Name, Any]] = []
-        self._made: _ops.Facts | None = None
+        self._digested: _ops.Facts | None = None
         self._sums: tf.Tensor | None = None
 
     def numbers(self, names: Sequence[str], values: Any, remedy: str, *, shown: str = "i") -> None:
-        """int64, as many as there are names. Those that stand for something else are not `shown` in messages: "h"."""
+        """Adds int64 facts, one for each name. `shown`: "h" if the numbers are hashes, which messages omit."""
         self._numbers.append(([_Name(name, shown, remedy) for name in names], values))
 
     def reals(self, names: Sequence[str], values: tf.Tensor, remedy: str) -> None:
-        """float32, of as many elements as there are names."""
+        """Adds float32 facts, one for each name."""
         self._reals.append(([_Name(name, "f", remedy) for name in names], tf.cast(values, tf.float32)))
 
     def values(self, name: str, value: Any, remedy: str) -> None:
-        """A tensor, of which a digest is compared."""
+        """Adds a tensor. Ranks compare its digest."""
         self._values.append((_Name(name, "h", remedy), value))
 
     @property
     def digest(self) -> tf.Tensor:
-        """int64: what travels."""
+        """The digest of all facts, int64."""
         return self._facts.digest if compared else tf.zeros([], tf.int64)
 
     @property
     def _facts(self) -> _ops.Facts:
-        if self._made is None:
+        if self._digested is None:
             numbers = tf.concat([tf.cast(values, tf.int64) for names, values in self._numbers if names], 0)
             values = [value for _, value in self._values]
-            self._made = _ops.facts(self._seed, numbers, [value for _, value in self._reals], values)
-        return self._made
+            self._digested = _ops.facts(self._seed, numbers, [value for _, value in self._reals], values)
+        return self._digested
 
     def explained(self, verdict: tf.Tensor) -> tf.Tensor:
-        """The verdict on a step; if it is that ranks differ, with the name of what does. On all ranks.
+        """Adds the name of the fact that differs to the verdict on a step, if ranks differ. Every rank calls it.
 
         Args:
-          verdict: uint8[n], the same on all ranks.
+          verdict: The verdict, uint8[n], the same on all ranks.
+
+        Returns:
+          The verdict with the name, uint8[n].
         """
         if not compared:
             return verdict
-        facts = self._facts.facts  # outside of the branch, so that all of it is of this step
+        facts = self._facts.facts  # read outside of the branch, so that all facts are of this step
         differ = tf.equal(verdict[0], _ops.RANKS_DIFFER[0])
         result: tf.Tensor = tf.cond(differ, lambda: self._explain(verdict, facts), lambda: tf.identity(verdict))
         return result
 
     def _explain(self, verdict: tf.Tensor, facts: tf.Tensor) -> tf.Tensor:
         (gathered,) = self._collectives.allgather([facts], self._operation)
-        names = [name for several, _ in (*self._numbers, *self._reals) for name in several]
+        names = [name for group, _ in (*self._numbers, *self._reals) for name in group]
         names += [name for name, _ in self._values]
         return _ops.explain_difference(
             verdict,
@@ -124,44 +127,44 @@ class Agreement:
             [_REMEDIES.index(name.remedy) for name in names],
         )
 
-    # --- where there is a sum over the ranks, and no exchange of statements ---
+    # --- for steps with a sum over the ranks and without an exchange of statements ---
 
     @property
     def tail(self) -> tf.Tensor:
-        """float32[TAIL]: what a sum over the ranks shows equal digests by. Its numbers are small, so sums are exact."""
+        """The digest as float32[TAIL]: small numbers, whose exact sum over the ranks shows whether all are equal."""
         shifts = tf.range(0, 4 * _NIBBLES, 4, tf.int64)
         nibbles = tf.bitwise.bitwise_and(tf.bitwise.right_shift(self.digest, shifts), tf.constant(15, tf.int64))
         numbers = tf.cast(nibbles, tf.float32)
         return tf.concat([numbers, numbers * numbers], 0)
 
     def take(self, sums: tf.Tensor) -> None:
-        """Takes the sum of all ranks' `tail`, for `check`."""
+        """Sets the sum of all ranks' `tail`, for `check`."""
         self._sums = sums
 
     @property
     def sums(self) -> tf.Tensor:
-        """What `take` was given; zeros before."""
+        """The sum that `take` has set. Zeros before that."""
         return tf.zeros([TAIL]) if self._sums is None else self._sums
 
     def check(self, after: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Raises the error that names the difference, on all ranks, if there is one. When it runs.
+        """Raises an error that names the fact that differs, if ranks differ, on all ranks. In a graph: when it runs.
 
         Args:
-          after: What comes out of the step's other collectives: an error must not come before.
+          after: Results of the step's other collectives. The error comes after all of them.
 
         Returns:
-          What the error comes before, in a graph.
+          Tensors that exist only if there is no error.
         """
         if self._sums is None or not compared:
             return []
         sums, squares = tf.split(tf.cast(self._sums, tf.float64), 2)
-        # The squares' mean is the square of the mean of equal numbers alone.
+        # The mean of squares is the square of the mean if and only if all numbers are equal.
         equal = tf.reduce_all(tf.equal(squares * self._collectives.size, sums * sums))
-        good, bad = (tf.constant(list(one), tf.uint8) for one in (_ops.NO_OBJECTIONS, _ops.RANKS_DIFFER))
+        good, bad = (tf.constant(list(verdict), tf.uint8) for verdict in (_ops.NO_OBJECTIONS, _ops.RANKS_DIFFER))
         verdict = self.explained(tf.cond(equal, lambda: tf.identity(good), lambda: tf.identity(bad)))
         with tf.control_dependencies(list(after)):
             return [_ops.check_step(self._seed, verdict)]
 
 
-# Makes the facts of what is being done: in the graph in which it is called.
+# A function that makes the agreement of the current step, in the graph in which it is called.
 MakeAgreement = Callable[[], Agreement]

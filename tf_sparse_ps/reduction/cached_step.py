@@ -1,4 +1,4 @@
-"""A step of tables of which some have rows on a device. On the job's only rank."""
+"""Makes a step of tables, some of which have rows on a device. Only in a job of one rank."""
 
 from __future__ import annotations
 
@@ -20,55 +20,59 @@ _HOST = "/CPU:0"
 
 
 def make(job: Job, step: tf.Tensor, reduced: Sequence[SparseGradient], update: Update) -> tf.Tensor:
-    """Makes the step: on the host in one commit, and then on the devices.
+    """Makes the step on the host, in one commit, and then on the devices.
 
     Args:
-      job: Of this rank alone.
-      step: int64, the step being made.
-      reduced: A gradient per key, in the order of the tables; of a table with rows on several devices one for each.
-      update: What makes the step, with a table for each gradient.
+      job: The job, which has one rank.
+      step: The number of the step, int64.
+      reduced: One gradient per key, in the order of the tables. A table with rows on several devices has one gradient
+        for each device.
+      update: The update of the tables, with a table for each gradient.
 
     Returns:
-      The verdict, uint8[n], that the step is made: where it is not, the error is raised here. No other rank waits.
+      The verdict that the step is made, uint8[n]. If the step fails, this function raises the error, because no other
+      rank waits for a verdict.
     """
-    tables = _tables(update, reduced)
+    changes = _table_changes(update, reduced)
     with tf.device(_HOST):
         verdict = _ops.cache_step(
             job.group_path,
             step,
-            [one.table.path_tensor for one in tables],
-            [one.table.uuid for one in tables],
-            [one.joined(lambda part: part.left_keys, one.gradient.keys) for one in tables],
-            [one.joined(lambda part: part.left_gradients, one.gradient.rows) for one in tables],
-            [one.hyper for one in tables],
+            [change.table.path_tensor for change in changes],
+            [change.table.uuid for change in changes],
+            [change.joined(lambda part: part.left_keys, change.gradient.keys) for change in changes],
+            [change.joined(lambda part: part.left_gradients, change.gradient.rows) for change in changes],
+            [change.hyper for change in changes],
             update.optimizer,
-            [one.stacked([store.number for store in one.stores]) for one in tables],
-            [one.stacked([part.plan.plan for part in one.parts]) for one in tables],
-            [one.joined(lambda part: part.not_finite) for one in tables],
-            [one.joined(lambda part: part.plan.victim_keys) for one in tables],
-            [[_joined(plane) for plane in zip(*(part.victims for part in one.parts), strict=True)] for one in tables],
+            [change.stacked([store.number for store in change.stores]) for change in changes],
+            [change.stacked([part.plan.plan for part in change.parts]) for change in changes],
+            [change.joined(lambda part: part.not_finite) for change in changes],
+            [change.joined(lambda part: part.plan.victim_keys) for change in changes],
+            [[_joined(plane) for plane in zip(*(part.victims for part in c.parts), strict=True)] for c in changes],
         )
-        made = _ops.check_step(step, verdict)
-    moved: list[tf.Operation] = []
-    with tf.control_dependencies([made]):
-        for one in tables:
-            for store, part in zip(one.stores, one.parts, strict=True):
-                moved += store.move(part, one.hyper, step)
-    with tf.control_dependencies([made, *moved]):
-        for one in tables:
-            if (cache := cache_of(one.table)) is not None:
+        committed = _ops.check_step(step, verdict)
+    moves: list[tf.Operation] = []
+    with tf.control_dependencies([committed]):
+        for change in changes:
+            for store, part in zip(change.stores, change.parts, strict=True):
+                moves += store.move(part, change.hyper, step)
+    with tf.control_dependencies([committed, *moves]):
+        for change in changes:
+            if (cache := cache_of(change.table)) is not None:
                 cache.flush_after(step)
         return tf.identity(verdict)
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfTable:
-    """What a step does to one table.
+class _TableChange:
+    """The change of one table in a step.
 
     Attributes:
-      table, hyper: Its binding, and its rule's hyperparameters.
-      gradient: Of all keys, of a table without rows on a device.
-      stores, parts: The devices' rows, and what the step does to each.
+      table: The table.
+      hyper: The hyperparameters of its update rule.
+      gradient: The gradient of all keys, if the table has no rows on a device.
+      stores: The rows on each device.
+      parts: The plan of the step for each device.
     """
 
     table: TableBinding
@@ -77,27 +81,27 @@ class _OfTable:
     stores: list[Any]
     parts: list[Any]
 
-    def joined(self, what: Callable[[Any], tf.Tensor], without: tf.Tensor | None = None) -> tf.Tensor:
-        """What all parts have of something, one behind the other; where there are none, `without`, or no keys."""
+    def joined(self, field: Callable[[Any], tf.Tensor], default: tf.Tensor | None = None) -> tf.Tensor:
+        """Concatenates a field of all parts. Without parts: returns `default`, or no keys if it is None."""
         if self.parts:
-            return _joined([what(part) for part in self.parts])
-        return tf.zeros([0], tf.int64) if without is None else without
+            return _joined([field(part) for part in self.parts])
+        return tf.zeros([0], tf.int64) if default is None else default
 
     @staticmethod
     def stacked(numbers: list[tf.Tensor]) -> tf.Tensor:
-        """int64[n]."""
+        """Stacks numbers to int64[n]."""
         return tf.stack(numbers) if numbers else tf.zeros([0], tf.int64)
 
 
-def _tables(update: Update, reduced: Sequence[SparseGradient]) -> list[_OfTable]:
-    found: dict[str, _OfTable] = {}
+def _table_changes(update: Update, reduced: Sequence[SparseGradient]) -> list[_TableChange]:
+    changes: dict[str, _TableChange] = {}
     for table, hyper, gradient in zip(update.tables, update.hyper, reduced, strict=True):
         cache = cache_of(table)
         stores = [] if cache is None else cache.stores
-        one = found.setdefault(table.path, _OfTable(table, hyper, gradient, stores, []))
+        change = changes.setdefault(table.path, _TableChange(table, hyper, gradient, stores, []))
         if stores:
-            one.parts.append(stores[len(one.parts)].plan(gradient.keys, gradient.rows))
-    return list(found.values())
+            change.parts.append(stores[len(change.parts)].plan(gradient.keys, gradient.rows))
+    return list(changes.values())
 
 
 def _joined(parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,8 +1,8 @@
-"""Clipping of reduced gradients, tables and dense weights together.
+"""Clips the reduced gradients of tables, and those of dense weights where tables and dense weights share one norm.
 
-The wrapped Keras optimizer clips the dense gradients that it is given, which are reduced ones; here is what it cannot
-see. Factors that depend on a norm are computed on rank 0 and sent to all: a norm's last bit may depend on
-the number of threads, and nodes must stay bit-identical.
+The wrapped Keras optimizer clips reduced dense gradients itself, but does not see the gradients of tables. Rank 0
+computes the factors that depend on a norm, and broadcasts them: the last bit of a norm may depend on the number of
+threads, and nodes must stay bit-identical.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tf_sparse_ps.collectives import Collectives
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-    """What a Keras optimizer was told to clip: at most one is set.
+    """The clipping options of a Keras optimizer. At most one of them is set.
 
     Attributes:
-      norm: `clipnorm`, of each table's reduced gradient.
-      value: `clipvalue`, of each element.
-      global_norm: `global_clipnorm`, of all dense and sparse gradients of the step together.
+      norm: `clipnorm`, the limit for the norm of each table's reduced gradient.
+      value: `clipvalue`, the limit for each element.
+      global_norm: `global_clipnorm`, the limit for the norm of all dense and sparse gradients of the step together.
     """
 
     norm: float | None = None
@@ -32,7 +32,7 @@ class Clipping:
 
     @classmethod
     def of(cls, optimizer: Any) -> Clipping:
-        """Reads a Keras optimizer. Keras treats 0 as not set."""
+        """Reads the options of a Keras optimizer. Keras treats 0 as not set."""
         names = ("clipnorm", "clipvalue", "global_clipnorm")
         return cls(*(getattr(optimizer, name, None) or None for name in names))
 
@@ -53,15 +53,15 @@ def table_factors(
     collectives: Collectives,
     name: str,
 ) -> tf.Tensor:
-    """What to multiply each table's reduced gradient by; under `global_norm` also every dense gradient.
+    """Returns the factor for each table's reduced gradient. With `global_norm` it is also that of dense gradients.
 
     Args:
-      clipping: With `needs_norms`.
-      squares: T of float32: the sum of the squares of each reduced gradient. Used on rank 0, which leads its node.
-      table_of: T numbers, the same for the gradients of one table: each device of a table has its own.
-      dense: Reduced dense gradients; tensors or `IndexedSlices` with unique indices.
+      clipping: The clipping options; `needs_norms` is True.
+      squares: T of float32, the sum of the squares of each reduced gradient. Only rank 0, a leader, uses them.
+      table_of: T numbers, equal for gradients of the same table, which has one gradient per device.
+      dense: Reduced dense gradients: tensors, or `IndexedSlices` with unique indices.
       collectives: The rank's collectives.
-      name: Of the operation.
+      name: The name of the operation.
 
     Returns:
       float32[T], the same bits on all ranks.
@@ -76,9 +76,9 @@ def table_factors(
                 sums = [tf.add_n([squares[j] for j in range(n) if table_of[j] == of]) for of in table_of]
             norms = tf.sqrt(tf.stack(sums))
         else:
-            values = [one.values if isinstance(one, tf.IndexedSlices) else one for one in dense]
-            others = [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in values]
-            norms = tf.fill([n], tf.sqrt(tf.add_n([*squares, *others])))
+            values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in dense]
+            dense_squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values]
+            norms = tf.fill([n], tf.sqrt(tf.add_n([*squares, *dense_squares])))
         factors = limit / tf.maximum(norms, limit)
     factors.set_shape([n])
     return collectives.broadcast(factors, 0, name)

@@ -1,7 +1,7 @@
-"""First use: the ranks agree on what they train, and tables get the slots of their update rule.
+"""`handshake`: the ranks agree on what they train, and tables get the slots of their update rules.
 
-Everything here is eager and collective, and happens once per optimizer and set of tables, while the first step is
-traced. An error on one rank becomes an error on all, so that none waits for the others.
+All functions of this module are eager and collective. They run once per optimizer and set of tables, while the first
+step is traced. An error on one rank is raised on all ranks, so that no rank waits for another.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def handshake(
       collectives: The rank's collectives.
       job: The process's `Job`, or None when `tables` is empty.
       tables: `TableBinding`s in the order of their ordinals.
-      rules: One per table.
-      settings: What else must be equal on all ranks, by name; values are compared as text.
-      identity: Of the optimizer.
-      iterations: Steps that it has made.
-      root: The rank whose machine's rows all machines get, where ranks have written different ones.
+      rules: The update rule of each table.
+      settings: Other values that must be equal on all ranks, by name. They are compared as text.
+      identity: The identity of the optimizer.
+      iterations: The number of steps that the optimizer has made.
+      root: The rank whose machine's rows all machines get, if ranks have written different rows.
 
     Returns:
       A number that names this optimizer's operations, the same on all ranks.
 
     Raises:
-      ValueError: Ranks differ, naming the rank and what differs; a table has slots of another rule; this optimizer
-        has trained a table before, and another one has trained it since.
+      ValueError: Ranks differ (the message names the rank and the fact); or a table has slots of another rule; or this
+        optimizer has trained a table, and another optimizer has trained it since.
     """
     ordinal = next(_ordinals)
     facts = {name: str(value) for name, value in settings.items()}
@@ -68,64 +68,64 @@ def handshake(
             facts[f"`weights` of {label}"] = table.weights_checksum
     if tables:
         facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
-    found = [SlotsOf(table.ordinal, *table.trained_by()) for table in tables]
-    own = identity.claim(found, iterations)
-    everyone = collectives.allgather_object((facts, own), "tsps.bind")
-    must_agree([theirs for theirs, _ in everyone])
+    slots = [SlotsOf(table.ordinal, *table.trained_by()) for table in tables]
+    everyone = collectives.allgather_object((facts, identity.claim(slots, iterations)), "tsps.bind")
+    must_agree([rank_facts for rank_facts, _ in everyone])
     if not tables:
         return ordinal
-    claim: Claim = everyone[root][1]  # one rank alone may have loaded rows and slots
+    claim: Claim = everyone[root][1]  # the root alone may have loaded rows and slots
     if claim.refused is not None:
         names = {table.ordinal: table.config.name for table in tables}
         raise ValueError(
-            f"table '{names[claim.refused]}' was trained by this optimizer, and by another one since, with slots of "
-            "its own. A table goes on with the optimizer that trained it last. Train with that one, or make a new "
-            "DistributedOptimizer, whose slots start anew"
+            f"table '{names[claim.refused]}' was trained by this optimizer, and by another one since, so its slots are "
+            "those of that optimizer. A table continues with the optimizer that trained it last. Train with that one, "
+            "or make a new DistributedOptimizer, which starts with new slots"
         )
     identity.take(claim.identity)
 
     def make_slots() -> None:
         job.tables.lifetimes.tidy()
         for table, rule in zip(tables, rules, strict=True):
-            _bind_one(table, rule, renew=table.ordinal in claim.renewed)
-            if job.is_leader and table.trained_by()[0] not in (0, identity.number):  # the root has loaded rows alone
+            _bind_table(table, rule, renew=table.ordinal in claim.renewed)
+            if job.is_leader and table.trained_by()[0] not in (0, identity.number):  # only the root has loaded rows
                 table.set_trained_by(0, 0)
 
     all_or_none(collectives, make_slots, "making the tables' slots", "tsps.slots", ValueError)
     identity.trains([table.ordinal for table in tables])
     if collectives.rank == 0:
-        _say_renewed([table for table in tables if table.ordinal in claim.renewed], claim, job)
+        _report_renewed([table for table in tables if table.ordinal in claim.renewed], claim, job)
     job.step.assign(_ops.group_info(job.group_path).step)
     reconcile(collectives, job, tables, root)
     return ordinal
 
 
 def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: int) -> None:
-    """Gives all machines the rows of one, of replicated tables that ranks have written differently.
+    """Copies the rows of one machine to all machines, if ranks have written different rows to a replicated table.
 
-    Eager; every rank calls it. One rank alone may have loaded weights. Sharded tables are left as they are.
+    For example, one rank alone may have loaded weights. Sharded tables do not change. Eager; every rank calls it.
 
     Args:
       collectives: The rank's collectives.
       job: The process's `Job`.
       tables: `TableBinding`s in the order of their ordinals.
-      root: The rank whose machine has the rows that count.
+      root: The rank whose machine's rows are copied.
 
     Raises:
       ValueError: Ranks have different tables.
     """
-    own = [(table.uuid, table.writes, table.content, table.leader_wrote_values) for table in tables]
-    everyone = collectives.allgather_object(own, "tsps.written")
-    for rank, theirs in enumerate(everyone):
-        if [uuid for uuid, *_ in theirs] != [uuid for uuid, *_ in own]:
+    own_states = [(table.uuid, table.writes, table.content, table.leader_wrote_values) for table in tables]
+    everyone = collectives.allgather_object(own_states, "tsps.written")
+    for rank, states in enumerate(everyone):
+        if [uuid for uuid, *_ in states] != [uuid for uuid, *_ in own_states]:
             raise ValueError(
-                f"rank {rank} has {len(theirs)} tables, rank {collectives.rank} has {len(own)}, or others: all ranks "
-                "must build the same layers in the same order"
+                f"the {len(states)} tables of rank {rank} are not the {len(own_states)} tables of rank "
+                f"{collectives.rank}. Rows would be copied between different tables, so all ranks must build the same "
+                "layers in the same order"
             )
     for t, table in enumerate(tables):
         if table.placement != "replicated":
             continue
-        versions = [theirs[t][1:] for theirs in everyone]
+        versions = [states[t][1:] for states in everyone]
         writes, content, leader_wrote_values = versions[root]
         if len(job.leaders) > 1 and (leader_wrote_values or len(set(versions)) > 1):
             _copy_to_other_nodes(collectives, job, table, root)
@@ -133,31 +133,31 @@ def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: i
     collectives.barrier("tsps.bound")
 
 
-def _say_renewed(tables: Sequence[Any], claim: Claim, job: Any) -> None:
-    """Says what the user may not expect of tables whose slots start anew."""
+def _report_renewed(tables: Sequence[Any], claim: Claim, job: Any) -> None:
+    """Prints which tables keep their rows while their slots are reset, and why."""
     group = job.group
     names = ", ".join(f"'{table.config.name}'" for table in tables)
     text = ""
     if tables and claim.earlier_run and group.found_at_step:
         text = (
-            f"job '{job.identity.name}' goes on with tables of an earlier run, of step {group.found_at_step}, and no "
-            f"checkpoint was restored. The rows of {names} are kept. Their optimizer's slots and the dense weights "
-            "start anew. To go on where training ended, give fit tsps.callbacks.Checkpoint. To begin anew, remove "
-            f"{group.path}"
+            f"job '{job.identity.name}' continues with tables of an earlier run, at step {group.found_at_step}, and "
+            f"no checkpoint was restored. The rows of {names} are kept. Their optimizer's slots and the dense weights "
+            "are reset. To resume where training ended, give fit tsps.callbacks.Checkpoint. To start from the "
+            f"beginning, remove {group.path}"
         )
     elif any(table.optimizer.slots for table in tables):
-        text = f"another optimizer has trained {names} before: rows are kept, the slots of this one start anew"
+        text = f"another optimizer has trained {names} before. The rows are kept, and the slots are reset"
     if text:
         print(f"tf_sparse_ps: {text}", file=sys.stderr, flush=True)
 
 
-def _bind_one(table: Any, rule: optimizers.RowOptimizer, *, renew: bool) -> None:
+def _bind_table(table: Any, rule: optimizers.RowOptimizer, *, renew: bool) -> None:
     before = table.optimizer
     replace = before is not None and before.slot_identity != rule.slot_identity
     if replace:
         warnings.warn(
             f"table '{table.config.name}' was trained with {before.kind} in this process and is now bound to "
-            f"{rule.kind}: its slots start anew",
+            f"{rule.kind}. Its rows are kept, and its slots are reset",
             stacklevel=2,
         )
     try:
@@ -167,7 +167,7 @@ def _bind_one(table: Any, rule: optimizers.RowOptimizer, *, renew: bool) -> None
 
 
 def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any, root: int) -> None:
-    """Gives the other nodes what one has: `weights=`, a custom initializer, `assign`, a loaded file, trained rows."""
+    """Copies a table from the root's node to all other nodes: keys, rows, slots and the identity of their optimizer."""
     is_root, nodes = collectives.rank == root, job.identity.nodes
     writes = job.is_leader and nodes[collectives.rank] != nodes[root]
     dim = table.config.dim
@@ -191,5 +191,5 @@ def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any, root: i
     made_by = collectives.broadcast_object(table.trained_by() if is_root else None, root, "tsps.values.optimizer")
     if writes:
         table.set_trained_by(*made_by)
-    if writes and (others := np.setdiff1d(table.reader().keys(), np.concatenate(written))).size:
-        _ops.erase(table.path, table.uuid, others)
+    if writes and (absent := np.setdiff1d(table.reader().keys(), np.concatenate(written))).size:
+        _ops.erase(table.path, table.uuid, absent)

@@ -1,4 +1,4 @@
-"""`NodeExchange`: where the ranks of a node merge gradients in shared memory, and whom they meet on other nodes."""
+"""`NodeExchange`: the shared memory in which ranks of a node merge gradients, and the group of ranks across nodes."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.collectives import Collectives, horovod_setup
 from tf_sparse_ps.job.job import Job
 
-# What merging gradients may take of a rank's memory beside the gradients themselves, before and after; more on many
-# nodes, where a round must still be worth its messages.
+# The memory per rank for merging gradients, in addition to the gradients themselves before and after. With many nodes
+# it may be more, because a round must be large enough for efficient messages.
 EXCHANGE_BUDGET_BYTES = 64 << 20
 _LEAST_PIECE_BYTES = 256 << 10
-# Of that: Horovod's buffer for several tensors at once, and the order of a rank's rows, 4 bytes each.
+# Parts of that memory: Horovod's buffer for several tensors, and the order of a rank's rows, 4 bytes per row.
 _FUSION_BYTES, _ORDER_BYTES = horovod_setup.FUSION_BYTES, 8 << 20
 
 
 def exchange_window(nodes: int, mergers: int, owners: int = 1) -> int:
-    """Shared memory of a node for one round of gradients, in bytes; up to as much again for what is merged from them.
+    """Returns the shared memory of a node for the gradients of one round, in bytes. Merged gradients may need as much.
 
     Args:
-      nodes: Of the job.
-      mergers: Ranks of a node that merge, each with its own buffers.
-      owners: Nodes that have a part of the tables each, all of the job's; 1: every node receives what all have sent.
+      nodes: The number of nodes of the job.
+      mergers: The number of ranks of a node that merge. Each of them has buffers.
+      owners: The number of nodes among which each table is divided, if tables are sharded. 1: every node receives all
+        gradients.
     """
-    # In pieces of a round's share of one merger: 2 contributed and merged; of several nodes 2 packed, and of every node
-    # 2 received, 1 unpacked and 1 merged, of owners an equal part of each; a quarter more for rows that are longer as a
-    # node's than as a rank's, and for hash tables.
+    # The unit is a piece, one merger's share of a round. On one node a merger needs 2 pieces: contributed and merged
+    # gradients. On several nodes it needs 2 packed pieces more, and per node 2 received, 1 unpacked and 1 merged piece,
+    # of which an owner of a sharded table receives its part only. A quarter is added for rows that are longer after
+    # merging on a node, and for hash tables.
     pieces = 2 * owners if nodes == 1 else 4 * owners + 4 * nodes
     piece = (EXCHANGE_BUDGET_BYTES - _FUSION_BYTES - _ORDER_BYTES) * 4 * owners // (5 * pieces)
     return mergers * max(piece, _LEAST_PIECE_BYTES)
 
 
 class NodeExchange:
-    """The exchange of a job's ranks on this node; one per job and process, from `of`.
+    """The exchange of a job's ranks on this node. `of` returns the one of a job in this process.
 
     Attributes:
-      mergers: How many ranks of every node merge gradients: as many as the smallest node has.
-      joined_by_all: All ranks of the job have joined, and met those of other nodes: who has seen to that says so.
+      mergers: The number of ranks of each node that merge gradients: the number of ranks of the smallest node.
+      joined_by_all: Whether all ranks of the job have joined and have connected across nodes. The caller of `join` and
+        `cross_node_group` on all ranks sets it.
     """
 
     def __init__(self, job: Job) -> None:
-        """Has not joined yet; `job`: of this process."""
+        """Makes the exchange of this process's job, without joining it."""
         nodes = job.identity.nodes
         self._members = [[r for r in range(job.size) if nodes[r] == node] for node in range(len(job.leaders))]
         self.mergers = min(len(ranks) for ranks in self._members)
@@ -54,43 +57,45 @@ class NodeExchange:
 
     @property
     def pulls(self) -> Any:
-        """int64 variable of this process, which every pull of rows reads first and advances last.
+        """An int64 variable of this process. Every pull of rows reads it first and increments it last.
 
-        So pulls are in the order of the program, in functions and loops too, where TensorFlow orders by variable.
+        It keeps pulls in the order of the program, also in functions and loops, where TensorFlow orders ops by their
+        variables.
         """
         if self._pulls is None:
             self._pulls = _keras.local_variable(0, "int64", "tsps.pulls")
         return self._pulls
 
     def window(self, owners: int) -> int:
-        """Bytes of shared memory of this node for one round of gradients: see `exchange_window`."""
+        """Returns the shared memory of this node for one round of gradients, in bytes. See `exchange_window`."""
         return exchange_window(len(self._members), self.mergers, owners)
 
     def join(self) -> None:
-        """Makes this process one that the other ranks of its node see, and can merge gradients with, once.
+        """Joins the exchange, once, so that the other ranks of the node can merge gradients with this rank.
 
-        All ranks of a node must have joined before one of them looks at the others.
+        All ranks of a node must have joined before any of them merges.
         """
         if self._joined:
             return
-        own, group = self._collectives, self._group
+        collectives, group = self._collectives, self._group
         with eager_ops(f"joining the exchange of {group.path}") as _ops:
             _ops.join_exchange(
                 group.path,
                 group.exchange_path,
-                own.local_rank,
-                own.local_size,
+                collectives.local_rank,
+                collectives.local_size,
                 self._rank,
                 self.mergers,
-                self.window(len(self._members)),  # the most of a round; rings that need smaller ones make more rounds
+                self.window(len(self._members)),  # the largest window; reducers with a smaller one make more rounds
             )
         self._joined = True
 
     def cross_node_group(self) -> Collectives | None:
-        """The collectives among the ranks with this one's local rank on all nodes. Every rank calls it; made once.
+        """Returns the collectives among the ranks with this rank's local rank on all nodes. Every rank calls it.
 
         Returns:
-          None on a rank that does not merge: not every node has a rank of its number.
+          The collectives, made on the first call. None on a rank that does not merge, because some node has no rank
+          with this local rank.
 
         Raises:
           RuntimeError: See `Collectives.subset`.
@@ -100,15 +105,14 @@ class NodeExchange:
                 self._collectives.subset([ranks[local_rank] for ranks in self._members])
                 for local_rank in range(self.mergers)
             ]
-        found = [one for one in self._cross_node_groups if one is not None]
-        return found[0] if found else None
+        return next((group for group in self._cross_node_groups if group is not None), None)
 
 
 _of: weakref.WeakKeyDictionary[Job, NodeExchange] = weakref.WeakKeyDictionary()
 
 
 def of(job: Job) -> NodeExchange:
-    """The exchange of a job, made on first use."""
+    """Returns the exchange of a job. The first call makes it."""
     if job not in _of:
         _of[job] = NodeExchange(job)
     return _of[job]

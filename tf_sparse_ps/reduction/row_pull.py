@@ -1,4 +1,4 @@
-"""The exchange between nodes in a pull of rows: keys go to the nodes that own them, rows come back."""
+"""`rows_for`: sends the keys of a pull to the nodes that own them, and receives their rows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def rows_for(
     group: Collectives | None,
     name: str,
 ) -> list[tf.Tensor]:
-    """All of a pull behind `pull.ask`. Every rank calls it.
+    """Completes a pull after `pull.ask`. Every rank calls it.
 
     Args:
-      pull: The parts of it.
-      asked: What `pull.ask` returned.
-      keys: T of int64[u_t], which it was given.
-      tables: T paths, uuids and widths of rows.
-      group: `NodeExchange.cross_node_group()`.
-      name: Of what goes between nodes, the same on all ranks.
+      pull: The ops of the pull.
+      asked: The results of `pull.ask`.
+      keys: The keys that `pull.ask` was called with, T of int64[u_t].
+      tables: The paths, uuids and row widths of T tables.
+      group: The result of `NodeExchange.cross_node_group()`.
+      name: The name of the collectives between nodes, the same on all ranks.
 
     Returns:
-      As of `pull.take`.
+      The rows, as `pull.take` returns them.
     """
     (buffer, splits), (paths, uuids, dims) = asked, tables
     if group is not None:

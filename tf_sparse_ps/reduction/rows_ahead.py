@@ -1,8 +1,8 @@
-"""Rows of the next batch of sharded tables travel while the batch before it trains, where ranks look ahead.
+"""Pulls the rows of sharded tables for the next batch while the current batch trains, if ranks look ahead.
 
-Every step carries the exchange for the batch behind it, once all its own look-ups are made: a fixed number of
-collectives, the same on all ranks. An owner sends no row that the step at hand may change; who needs one of those
-asks for it when it looks it up. So nothing depends on what was announced (`cc/core/exchange/rows_ahead.h`).
+After its lookups, every step pulls rows for the next batch, by a fixed number of collectives, the same on all ranks. An
+owner sends no row that the current step may change. The lookup of the next batch pulls such a row itself. So results do
+not depend on the batches that were announced (`cc/core/exchange/rows_ahead.h`).
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ if TYPE_CHECKING:
 
 
 def sharded(tables: Sequence[TableBinding]) -> list[int]:
-    """Positions of the tables that are sharded."""
+    """Returns the positions of the sharded tables."""
     return [t for t, table in enumerate(tables) if table.placement == "sharded"]
 
 
 def fetch(job: Job, tables: Sequence[TableBinding], name: str) -> list[tf.Tensor]:
-    """Pulls what the next batch needs and the step at hand leaves alone. Every rank calls it in every step.
+    """Pulls the rows that the next batch needs and the current step does not change. Every rank calls it in every step.
 
     Args:
       job: The rank's job.
-      tables: Of the step.
-      name: Of the operations.
+      tables: The tables of the step.
+      name: The name of the operations.
 
     Returns:
-      What is there when the rows are: one tensor, or none of a step without sharded tables.
+      One tensor, which exists when the rows have arrived. Empty: no table is sharded.
     """
-    own = [tables[t] for t in sharded(tables)]
-    if not own:
+    sharded_tables = [tables[t] for t in sharded(tables)]
+    if not sharded_tables:
         return []
     by_wire: dict[str, list[TableBinding]] = {}
-    for table in own:
+    for table in sharded_tables:
         assert isinstance(table.config.placement, Sharded)
         by_wire.setdefault(table.config.placement.wire, []).append(table)
 
     def pull() -> tf.Tensor:
         kept: list[tf.Tensor] = []
-        for wire, some in by_wire.items():
+        for wire, wire_tables in by_wire.items():
             with tf.control_dependencies(kept):
-                kept = _pull(job, some, f"{name}.ahead.{wire}", wire)
+                kept = _pull(job, wire_tables, f"{name}.ahead.{wire}", wire)
         with tf.control_dependencies(kept):
             return tf.constant(True)
 
     order = node_exchange.of(job).pulls
-    with tf.control_dependencies([order.read_value()]):  # after all look-ups before it
+    with tf.control_dependencies([order.read_value()]):  # after all earlier lookups
         looking = _ops.pulls_look_ahead(job.group_path)
     pulled = tf.cond(looking, pull, lambda: tf.constant(False))
     with tf.control_dependencies([pulled]):
@@ -66,11 +66,11 @@ def fetch(job: Job, tables: Sequence[TableBinding], name: str) -> list[tf.Tensor
 def _pull(job: Job, tables: Sequence[TableBinding], name: str, wire: str) -> list[tf.Tensor]:
     first = tables[0]
     pull = _ops.Pull(name, first.nodes, first.node, wire, "next")
-    paths, uuids = [one.path_tensor for one in tables], [one.uuid for one in tables]
-    nothing = [tf.zeros([0], tf.int64) for _ in tables]
-    asked = pull.ask(nothing, paths, uuids, job.timeout_s)
-    named = paths, uuids, [one.config.dim for one in tables]
-    return row_pull.rows_for(pull, asked, nothing, named, node_exchange.of(job).cross_node_group(), name)
+    paths, uuids = [table.path_tensor for table in tables], [table.uuid for table in tables]
+    no_keys = [tf.zeros([0], tf.int64) for _ in tables]
+    asked = pull.ask(no_keys, paths, uuids, job.timeout_s)
+    named = paths, uuids, [table.config.dim for table in tables]
+    return row_pull.rows_for(pull, asked, no_keys, named, node_exchange.of(job).cross_node_group(), name)
 
 
 def objections(job: Job, tables: Sequence[TableBinding], gradients: Sequence[SparseGradient]) -> list[tf.Tensor]:
@@ -78,20 +78,23 @@ def objections(job: Job, tables: Sequence[TableBinding], gradients: Sequence[Spa
 
     Args:
       job: The rank's job.
-      tables: Of the step.
-      gradients: This rank's, one per table.
+      tables: The tables of the step.
+      gradients: This rank's gradients, one per table.
     """
-    own = sharded(tables)
-    if not own:
+    indices = sharded(tables)
+    if not indices:
         return []
-    keys = [gradients[t].keys for t in own]
+    keys = [gradients[t].keys for t in indices]
+    paths, uuids = [tables[t].path_tensor for t in indices], [tables[t].uuid for t in indices]
     with tf.control_dependencies([node_exchange.of(job).pulls.read_value()]):
-        return [_ops.check_looked_up(keys, [tables[t].path_tensor for t in own], [tables[t].uuid for t in own])]
+        return [_ops.check_looked_up(keys, paths, uuids)]
 
 
 def step_made(step: tf.Tensor, tables: Sequence[TableBinding]) -> tf.Tensor:
-    """A step is made: look-ups from now on use the rows that `fetch` has pulled. On every rank; returns `step`."""
-    own = [tables[t] for t in sharded(tables)]
-    if not own:
+    """Lets later lookups use the rows that `fetch` has pulled. Every rank calls it after a step; returns `step`."""
+    sharded_tables = [tables[t] for t in sharded(tables)]
+    if not sharded_tables:
         return step
-    return _ops.pull_step_made(step, [one.path_tensor for one in own], [one.uuid for one in own])
+    return _ops.pull_step_made(
+        step, [table.path_tensor for table in sharded_tables], [table.uuid for table in sharded_tables]
+    )

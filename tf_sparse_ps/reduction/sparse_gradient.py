@@ -1,4 +1,4 @@
-"""`SparseGradient` and `Update`: the gradient of a table, and how a step updates tables with such gradients."""
+"""`SparseGradient`: the gradient of a table. `Update`: how a step updates tables with such gradients."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class SparseGradient:
 
         Args:
           slices: Each has `values=float32[n, dim], indices=int64[n]`. Empty: this rank did not look up the table.
-          dim: Floats per row.
+          dim: The row width.
         """
         if not slices:
             return cls.nothing(dim)
-        keys = [tf.cast(one.indices, tf.int64) for one in slices]
-        rows = [_matrix(tf.cast(one.values, tf.float32), dim) for one in slices]
+        keys = [tf.cast(part.indices, tf.int64) for part in slices]
+        rows = [_matrix(tf.cast(part.values, tf.float32), dim) for part in slices]
         if len(slices) > 1:
             return cls(tf.concat(keys, axis=0), tf.concat(rows, axis=0), unique=False)
         return cls(keys[0], rows[0], unique=_comes_from_one_lookup(slices[0].indices))
@@ -72,7 +72,7 @@ def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
         return False
     while keys.op.type == "Identity":
         keys = keys.op.inputs[0]
-    if keys.op.type == "TspsCacheTake":  # of one table
+    if keys.op.type == "TspsCacheTake":  # its keys are those of one table
         return bool(keys.value_index == keys.op.get_attr("N"))
     if keys.op.type not in _UNIQUE_KEYS:
         return False
@@ -124,8 +124,8 @@ class Update:
 
 def of_one_rank(gradients: Sequence[SparseGradient]) -> _ops.Merged:
     """Adds the counts that reducing needs: each key occurred in one rank, this one."""
-    keys = [one.keys for one in gradients]
-    return _ops.Merged(keys, [one.rows for one in gradients], [tf.ones_like(one, dtype=tf.int32) for one in keys])
+    keys, rows = [gradient.keys for gradient in gradients], [gradient.rows for gradient in gradients]
+    return _ops.Merged(keys, rows, [tf.ones_like(table_keys, dtype=tf.int32) for table_keys in keys])
 
 
 def as_gradients(merged: _ops.Merged) -> list[SparseGradient]:

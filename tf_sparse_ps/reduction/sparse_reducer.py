@@ -1,10 +1,10 @@
-"""`SparseReducer`: the (key, gradient) sets of all ranks become one gradient per key.
+"""`SparseReducer`: reduces the gradients of all ranks to one gradient per key.
 
-A key's final gradient is the sum over ranks divided by the number of ranks in which the key occurred ("frequency"), by
-the number of ranks ("average"), or not at all ("sum"). "Occurred" is per rank and step: a rank that met a key in
-several places of its batch, or in several calls of a layer, adds its gradients up first and counts once.
+The reduced gradient of a key is the sum over ranks, divided by the number of ranks in which the key occurred
+("frequency"), by the number of all ranks ("average"), or not divided ("sum"). A rank in which a key occurred several
+times, in its batch or in several calls of a layer, first adds up its gradients, and counts once.
 
-Sums are made in rank order in float32, so that whoever merges the same sets gets the same bits.
+Ranks are added in their order, in float32, so that the result is bit-identical wherever it is computed.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ REDUCTIONS = ("frequency", "average", "sum")
 
 
 class SparseReducer(abc.ABC):
-    """Makes one gradient per key and table of all ranks' gradients, and a step of the tables of those.
+    """Reduces the gradients of all ranks to one gradient per key and table, and makes the step of the tables.
 
-    A step is made on all nodes or on none. `apply` and `apply_reduced` return the verdict, uint8[n], the same on all
-    ranks, for `_ops.check_step`, when it is certain; the leaders then write beside what follows.
+    All nodes make a step, or none. `apply` and `apply_reduced` return the verdict for `_ops.check_step`, uint8[n], the
+    same on all ranks. The leaders may still be writing then, while other ops run.
     """
 
     def __init__(self, job: Job) -> None:
-        """`job`: of this process."""
+        """Makes a reducer of a job. `job`: this process's job."""
         self._job = job
 
     @abc.abstractmethod
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
-        """Every rank calls it, in a step.
+        """Reduces the gradients of a step. Every rank calls it.
 
         Args:
-          gradients: This rank's, in an order of tables that is the same on all ranks.
-          name: Of the operation.
-          step: int64, the step being made.
+          gradients: This rank's gradients. The order of the tables is the same on all ranks.
+          name: The name of the operation.
+          step: The number of the step, int64.
 
         Returns:
-          The reduced gradients on the leader of every node, the same bits on all of them; no rows on other ranks, once
-          they have done their part.
+          The reduced gradients on the leader of each node, bit-identical on all of them. Other ranks return no rows,
+          after they have contributed.
         """
 
     @abc.abstractmethod
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """`reduce`, and the leaders make a step of what comes out of it."""
+        """Reduces gradients as `reduce` does, and makes the step. Every rank calls it. Returns the verdict."""
 
     def apply_reduced(self, reduced: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """The leaders make a step of what `reduce` returned. Every rank calls it."""
+        """Makes the step of gradients that `reduce` returned. Every rank calls it. Returns the verdict."""
         if any(cache_of(table) is not None for table in update.tables):
             return cached_step.make(self._job, step, reduced, update)
-        job, keys, rows = self._job, [one.keys for one in reduced], [one.rows for one in reduced]
+        job, keys, rows = self._job, [grad.keys for grad in reduced], [grad.rows for grad in reduced]
         args = update.paths, update.uuids, keys, rows, update.hyper, update.optimizer
         if len(job.leaders) == 1:
             return _ops.make_step(job.group_path, step, job.timeout_s, *args, update.digest, operation=name)
@@ -71,16 +71,16 @@ class SparseReducer(abc.ABC):
 
     def _decide(self, verdict: tf.Tensor, name: str, update: Update) -> tf.Tensor:
         """Exchanges the objections and statements of all ranks on several nodes, in one small collective per step."""
-        with tf.control_dependencies([verdict]):  # once all look-ups of the step are made
+        with tf.control_dependencies([verdict]):  # after all lookups of the step
             statement = _ops.statement(self._job.group_path, update.digest)
-        own = tf.concat([*update.objections, verdict, statement], 0)
-        (verdicts,) = self._job.collectives.allgather([own], f"{name}.verdict")
+        vote = tf.concat([*update.objections, verdict, statement], 0)
+        (verdicts,) = self._job.collectives.allgather([vote], f"{name}.verdict")
         return _ops.decide_step(self._job.group_path, verdicts)
 
 
 def reduce_over(
     collectives: Collectives,
-    own: _ops.Merged,
+    gradients: _ops.Merged,
     name: str,
     *,
     reduction: str,
@@ -88,26 +88,26 @@ def reduce_over(
     world_size: int,
     wanted: bool = True,
 ) -> list[SparseGradient]:
-    """Sends this process's gradients to all of `collectives`, and merges what all have sent, in their order.
+    """Sends this process's gradients to all ranks of `collectives`, and merges those of all ranks, in their order.
 
     Args:
-      collectives: Of the senders, this process among them.
-      own: This process's gradients, keys unique, with the number of ranks in which each occurred.
-      name: Of the operation.
+      collectives: The collectives among the senders, which include this process.
+      gradients: This process's gradients, with unique keys and the number of ranks in which each key occurred.
+      name: The name of the operation.
       reduction: One of `REDUCTIONS`.
-      wire: One of `config.placement.WIRES`. This process's own gradients are rounded, too.
-      world_size: What "average" divides by.
-      wanted: Whether this process needs the result. It sends in any case.
+      wire: One of `config.placement.WIRES`. This process's own gradients are also rounded to it.
+      world_size: The divisor of "average".
+      wanted: Whether this process needs the result. It sends its gradients in any case.
 
     Returns:
-      One gradient per key, bit-identical wherever it is made; no rows unless `wanted`.
+      One gradient per key, bit-identical wherever it is computed. No rows if not `wanted`.
     """
-    if not own.keys:
+    if not gradients.keys:
         return []
     if collectives.size == 1 and world_size == 1:  # every reduction is the identity
-        return as_gradients(own)
-    (buffers,) = collectives.allgather([_ops.pack(*own, wire)], name)
-    dims = [int(rows.shape[1]) for rows in own.grads]
+        return as_gradients(gradients)
+    (buffers,) = collectives.allgather([_ops.pack(*gradients, wire)], name)
+    dims = [int(rows.shape[1]) for rows in gradients.grads]
     if not wanted:
         with tf.control_dependencies([buffers]):
             return [SparseGradient(tf.zeros([0], tf.int64), tf.zeros([0, dim])) for dim in dims]
@@ -115,6 +115,6 @@ def reduce_over(
 
 
 def sum_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
-    """The sum over all ranks of sparse gradients of replicated weights, on every rank. Keys come out unique."""
-    own = of_one_rank(unique(gradients))
-    return reduce_over(collectives, own, name, reduction="sum", wire="float32", world_size=collectives.size)
+    """Returns the sum over all ranks of sparse gradients of replicated weights, with unique keys, on every rank."""
+    merged = of_one_rank(unique(gradients))
+    return reduce_over(collectives, merged, name, reduction="sum", wire="float32", world_size=collectives.size)

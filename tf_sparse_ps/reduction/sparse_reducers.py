@@ -1,4 +1,4 @@
-"""The implementations of `SparseReducer`, one for each path that sparse gradients can take between ranks."""
+"""The implementations of `SparseReducer`: one for each path of sparse gradients between ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TOPOLOGIES = ("hierarchical", "flat")
 
 
 class FlatReducer(SparseReducer):
-    """Every rank's gradients travel to every rank."""
+    """Sends the gradients of each rank to all ranks."""
 
     def __init__(self, job: Job, reduction: str, wire: str) -> None:
-        """`reduction`: one of `REDUCTIONS`; `wire`: one of `config.placement.WIRES`."""
+        """Makes a reducer. `reduction`: one of `REDUCTIONS`; `wire`: one of `config.placement.WIRES`."""
         super().__init__(job)
         self._reduction, self._wire = reduction, wire
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseReducer.reduce`."""
-        if self._job.size == 1:  # every reduction is the identity; rows may be on a device
+        if self._job.size == 1:  # every reduction is the identity, and rows may be on a device
             return unique(gradients)
         return reduce_over(
             self._job.collectives,
@@ -44,19 +44,19 @@ class FlatReducer(SparseReducer):
 
 
 class NodeReducer(SparseReducer):
-    """On the only node of a job: its ranks merge their gradients in shared memory. Nothing is sent."""
+    """Merges the gradients of the ranks in shared memory, without sending. For a job on one node."""
 
     def __init__(self, job: Job, reduction: str) -> None:
-        """`job`: of this process, which joins the exchange of its node; `reduction`: one of `REDUCTIONS`."""
+        """Makes a reducer. `job`: the rank's job, which has joined its exchange; `reduction`: one of `REDUCTIONS`."""
         super().__init__(job)
         self._reduction = reduction
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseReducer.apply`. The leader applies the merged gradients from where they lie."""
-        own = unique(gradients)
+        """See `SparseReducer.apply`. The leader applies the merged gradients without copying them."""
+        contributed = unique(gradients)
         return _ops.node_apply(
-            [one.keys for one in own],
-            [one.rows for one in own],
+            [grad.keys for grad in contributed],
+            [grad.rows for grad in contributed],
             self._job.size,
             self._job.group_path,
             step,
@@ -72,10 +72,10 @@ class NodeReducer(SparseReducer):
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseReducer.reduce`."""
-        own = unique(gradients)
+        contributed = unique(gradients)
         merged = _ops.node_merge(
-            [one.keys for one in own],
-            [one.rows for one in own],
+            [grad.keys for grad in contributed],
+            [grad.rows for grad in contributed],
             self._job.size,
             self._job.group_path,
             step,
@@ -83,25 +83,25 @@ class NodeReducer(SparseReducer):
             reduction=self._reduction,
             operation=name,
         )
-        for rows, one in zip(merged.grads, own, strict=True):
-            rows.set_shape([None, one.rows.shape[1]])
+        for rows, grad in zip(merged.grads, contributed, strict=True):
+            rows.set_shape([None, grad.rows.shape[1]])
         return as_gradients(merged)
 
 
 class HierarchicalReducer(SparseReducer):
-    """The ranks of a node merge their gradients in shared memory, each a range of keys, and send what comes of it.
+    """Merges gradients within each node in shared memory, then between nodes.
 
-    A rank exchanges its range with the ranks of its number on the other nodes, and leaves the result to the leader. All
-    go through it in rounds, so that what lies in buffers is bounded; how many is agreed on once per step, while the
-    model computes. In one round are sent the gradients of the second, merged and packed those of the third, and
-    unpacked and reduced those of the first.
+    Each rank merges one range of keys of its node. It then exchanges this range with the ranks that have the same local
+    rank on the other nodes, and leaves the result in shared memory for the leader. All ranks do this in rounds, so that
+    the size of the buffers is bounded. They agree on the number of rounds once per step, while the model computes.
+    While a rank sends round n, it merges and packs round n + 1, and unpacks and reduces round n - 1.
     """
 
     def __init__(self, job: Job, reduction: str, wire: str) -> None:
-        """Every rank of the job calls it: sets up the collectives between the nodes.
+        """Makes a reducer, and the collectives between nodes. Every rank of the job calls it.
 
         Args:
-          job: The rank's job, which joins the exchange of its node.
+          job: The rank's job, which has joined its exchange.
           reduction: One of `REDUCTIONS`.
           wire: One of `config.placement.WIRES`.
         """
@@ -111,7 +111,7 @@ class HierarchicalReducer(SparseReducer):
         self._cross_node_group = self._exchange.cross_node_group()
 
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseReducer.apply`. The leader applies the reduced gradients from where they lie."""
+        """See `SparseReducer.apply`. The leader applies the reduced gradients without copying them."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             prepared = _ops.ring_prepare(
                 self._job.group_path,
@@ -127,25 +127,25 @@ class HierarchicalReducer(SparseReducer):
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
         """See `SparseReducer.reduce`."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
-            reduced = _ops.ring_collect(self._job.group_path, [int(one.rows.shape[1]) for one in gradients])
+            reduced = _ops.ring_collect(self._job.group_path, [int(grad.rows.shape[1]) for grad in gradients])
         return as_gradients(reduced)
 
     @property
     def _owners(self) -> int:
-        """Into how many buffers a round is packed."""
+        """The number of buffers into which a round is packed: one for each owner."""
         return 1
 
     def _send(self, group: Collectives, packed: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
-        """What the ranks of `group` have packed for this one, in their order."""
+        """Sends a packed round. Returns what the ranks of `group` have packed for this rank, in their order."""
         return group.allgather([packed], name)[0]
 
     def run_rounds(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> tf.Tensor:
-        """`reduce`, up to where the leader has everything. Returns the number of rounds, int64."""
-        job, own = self._job, unique(gradients)
-        keys, rows = [one.keys for one in own], [one.rows for one in own]
-        dims = [int(one.shape[1]) for one in rows]
-        wanted = _ops.ring_rounds(keys, dims, self._exchange.window(self._owners), job.collectives.local_size)
-        rounds = tf.reduce_max(job.collectives.allgather([wanted], f"{name}.rounds")[0])
+        """Runs the rounds of `reduce`, after which the leader has all gradients. Returns their number, int64."""
+        job, contributed = self._job, unique(gradients)
+        keys, rows = [grad.keys for grad in contributed], [grad.rows for grad in contributed]
+        dims = [int(grad.shape[1]) for grad in rows]
+        needed = _ops.ring_rounds(keys, dims, self._exchange.window(self._owners), job.collectives.local_size)
+        rounds = tf.reduce_max(job.collectives.allgather([needed], f"{name}.rounds")[0])
 
         def take(round_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return _ops.ring_take(
@@ -163,39 +163,39 @@ class HierarchicalReducer(SparseReducer):
                 owners=self._owners,
             )
 
-        def make(
+        def run_round(
             round_: tf.Tensor, packed: tf.Tensor, splits: tf.Tensor, received: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-            """Sends a round, and beside that packs the next and reduces the one before."""
+            """Sends a round. Meanwhile it packs the next one and reduces the previous one."""
             sent = packed
             if self._cross_node_group is not None:
                 sent = self._send(self._cross_node_group, packed, splits, f"{name}.nodes")
-            # TensorFlow does not order a loop, which has resources, with ops that have none, as these.
+            # The loop has resources and these ops have none, so TensorFlow does not order them by itself.
             with tf.control_dependencies([packed]):
-                following, its_splits = take(round_ + 1)
+                next_packed, next_splits = take(round_ + 1)
             if self._cross_node_group is not None:
-                with tf.control_dependencies([following]):
+                with tf.control_dependencies([next_packed]):
                     _ops.ring_put(job.group_path, received, round_ - 1, len(keys), self._owners)
-            return round_ + 1, following, its_splits, sent
+            return round_ + 1, next_packed, next_splits, sent
 
         vector = tf.TensorShape([None])
-        made, _, _, last = tf.while_loop(
+        rounds_run, _, _, last = tf.while_loop(
             lambda round_, *_: round_ < rounds,
-            make,
+            run_round,
             (tf.constant(0, tf.int64), *take(tf.constant(0, tf.int64)), tf.zeros([0], tf.uint8)),
             shape_invariants=(tf.TensorShape([]), vector, vector, vector),
         )
         if self._cross_node_group is None:
-            return made
+            return rounds_run
         put = _ops.ring_put(job.group_path, last, rounds - 1, len(keys), self._owners)
-        with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
-            return tf.identity(made)
+        with tf.control_dependencies([] if put is None else [put]):  # None in eager mode
+            return tf.identity(rounds_run)
 
 
 class ShardedReducer(HierarchicalReducer):
-    """The same for tables whose rows are spread over the nodes: a gradient goes to the node that has its row, alone.
+    """A `HierarchicalReducer` for sharded tables: a gradient is sent only to the node that owns its row.
 
-    The sums are those of `HierarchicalReducer`: over the ranks of each node first, then over the nodes in their order.
+    The order of sums is the same: first over the ranks of each node, then over the nodes.
     """
 
     @property
@@ -207,11 +207,11 @@ class ShardedReducer(HierarchicalReducer):
 
 
 def make(placement: str, topology: str, job: Job, reduction: str, wire: str) -> SparseReducer:
-    """The ring of a job for tables of one placement. Every rank calls it, with the same arguments.
+    """Makes the reducer of a job for tables of one placement. Every rank calls it, with the same arguments.
 
     Args:
-      placement: Of the tables (`TableBinding.placement`).
-      topology: One of `TOPOLOGIES`, of replicated tables.
+      placement: The placement of the tables (`TableBinding.placement`).
+      topology: One of `TOPOLOGIES`, for replicated tables.
       job: The rank's job.
       reduction: One of `REDUCTIONS`.
       wire: One of `config.placement.WIRES`.

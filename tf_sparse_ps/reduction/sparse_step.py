@@ -1,4 +1,4 @@
-"""The step of the tables: what a rank has for it, in a form that can also be put aside and made later."""
+"""`SparseStep`: one step of the tables, which a schedule may also store as tensors and make later."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class SparseStep:
 
     Attributes:
       job: The rank's job.
-      reducers: What reduces, by the tables' placement.
-      name: Of the operations.
-      gradients: This rank's, in the order of the tables' ordinals.
-      update: What is made of reduced ones.
-      clipping: Of reduced ones, with those of dense weights.
-      loss_scale: What the loss was multiplied by.
+      reducers: The reducer for each placement of tables.
+      name: The name of the operations.
+      gradients: This rank's gradients, in the order of the tables' ordinals.
+      update: The update of the tables.
+      clipping: The clipping of reduced gradients, together with those of dense weights.
+      loss_scale: The factor by which the loss was multiplied.
     """
 
     job: Job
@@ -40,30 +40,30 @@ class SparseStep:
     loss_scale: float = 1.0
 
     def number(self) -> tf.Tensor:
-        """The number of the step that is made next, int64."""
+        """Returns the number of the next step, int64."""
         return _ops.next_step(self.job.group_path, tf.identity(self.job.step))
 
     def reduce(self, number: tf.Tensor) -> list[SparseGradient]:
-        """See `SparseReducer.reduce`."""
+        """Reduces the gradients of all tables. See `SparseReducer.reduce`."""
         members = self._members()
         if len(members) == 1:
             return self._reducer.reduce(self.gradients, self.name, number)
         reduced = list(self.gradients)
         for placement, indices in members.items():
-            own = [self.gradients[i] for i in indices]
-            found = self.reducers[placement].reduce(own, f"{self.name}.{placement}", number)
-            for i, one in zip(indices, found, strict=True):
-                reduced[i] = one
+            gradients = [self.gradients[i] for i in indices]
+            results = self.reducers[placement].reduce(gradients, f"{self.name}.{placement}", number)
+            for i, result in zip(indices, results, strict=True):
+                reduced[i] = result
         return reduced
 
     def apply(self, number: tf.Tensor) -> tf.Tensor:
-        """Reduces, and the leaders make the step: the verdict on it (see `SparseReducer.apply`)."""
+        """Reduces the gradients, and the leaders make the step. Returns the verdict. See `SparseReducer.apply`."""
         if len(self._members()) == 1:
             return self._reducer.apply(self.gradients, self.name, number, self.update)
         return self.apply_reduced(number, self.reduce(number))
 
     def apply_reduced(self, number: tf.Tensor, reduced: Sequence[SparseGradient]) -> tf.Tensor:
-        """`apply`, of what `reduce` returned: one step of all tables, whatever their placement."""
+        """Makes one step of all tables, whatever their placement, of gradients that `reduce` returned. See `apply`."""
         return self._reducer.apply_reduced(reduced, self.name, number, self.update)
 
     def reduce_and_commit(self, dense: Sequence[DenseGradient], in_flight: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -76,10 +76,10 @@ class SparseStep:
         Returns:
           The number of the step, int64, once all ranks have committed to it.
         """
-        # Beside computing: it waits for nothing but the look-ups before it. So it comes before what needs gradients:
-        # TensorFlow keeps ops that have a state in their order.
+        # This pull runs while the model computes, because it waits only for earlier lookups. TensorFlow runs stateful
+        # ops in the order of the program, so it must come before ops that need gradients.
         ahead = rows_ahead.fetch(self.job, self.update.tables, self.name)
-        # What reads tables comes before a leader has written the step and waits for the others' votes, or both wait.
+        # Ops that read tables must come before a leader writes the step and waits for votes. Otherwise both would wait.
         objections = rows_ahead.objections(self.job, self.update.tables, self.gradients)
         with tf.control_dependencies(objections):
             number = self.number()
@@ -91,16 +91,19 @@ class SparseStep:
         verdict = step.apply(number) if plain else step.apply_reduced(number, step._clipped(number, dense))
         if agreement is not None:
             verdict = agreement.explained(verdict)
-        results = [one.result for one in dense if one.result is not None]
-        taken_part = [one.values if isinstance(one, tf.IndexedSlices) else one for one in results]
-        return self.check(number, verdict, [*taken_part, *in_flight, *ahead])
+        results = [gradient.result for gradient in dense if gradient.result is not None]
+        contributed = [result.values if isinstance(result, tf.IndexedSlices) else result for result in results]
+        return self.check(number, verdict, [*contributed, *in_flight, *ahead])
 
     def _prepared_after(self, done: Sequence[tf.Tensor], objections: list[tf.Tensor]) -> SparseStep:
-        """The same, whose tables are written only then. TensorFlow does not order the loop of a reducer after that."""
+        """Returns the step such that its tables are written after `done`.
+
+        The hyperparameters carry the dependency, because TensorFlow does not order the loop of a reducer after `done`.
+        """
         if not done:
             return self
         with tf.control_dependencies(done):
-            hyper = [tf.identity(one) for one in self.update.hyper]
+            hyper = [tf.identity(values) for values in self.update.hyper]
         return dataclasses.replace(self, update=dataclasses.replace(self.update, hyper=hyper, objections=objections))
 
     def _clipped(self, number: tf.Tensor, dense: Sequence[DenseGradient]) -> list[SparseGradient]:
@@ -114,13 +117,13 @@ class SparseStep:
                 if clipping.needs_norms and self.job.collectives.rank == 0:
                     squares.append(tf.reduce_sum(tf.square(rows[-1])))
         if clipping.needs_norms:
-            others = [unscale(one.result, self.loss_scale) for one in dense if one.result is not None]
+            unscaled = [unscale(grad.result, self.loss_scale) for grad in dense if grad.result is not None]
             paths = [table.path for table in self.update.tables]
             factors = clipping_lib.table_factors(
                 clipping,
                 squares,
                 [paths.index(path) for path in paths],
-                others,
+                unscaled,
                 self.job.collectives,
                 f"{self.name}.clip",
             )
@@ -128,85 +131,88 @@ class SparseStep:
                 with gradient.on_device():
                     rows[t] *= factors[t]
             if clipping.global_norm is not None:
-                # The wrapped optimizer clips what it gets once more, which finds nothing left to clip.
-                for one in dense:
-                    one.result = None if one.result is None else clipping_lib.scale(one.result, factors[0])
-        return [dataclasses.replace(one, rows=rows[t]) for t, one in enumerate(reduced)]
+                # The wrapped optimizer clips these results again, which does not change them.
+                for grad in dense:
+                    grad.result = None if grad.result is None else clipping_lib.scale(grad.result, factors[0])
+        return [dataclasses.replace(gradient, rows=rows[t]) for t, gradient in enumerate(reduced)]
 
     def check(self, number: tf.Tensor, verdict: tf.Tensor, after: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-        """Returns `number` if the step is made; raises the verdict if it is not, on every rank.
+        """Returns `number` if the step is made. Otherwise raises the error of the verdict, on every rank.
 
-        An error ends a rank's graph wherever it is. So that the next step finds all ranks in one place, it must not
-        come before the rank has done its part of everything that others wait for.
+        An error ends the graph of a rank at any op. The error must come after the rank has contributed to everything
+        that other ranks wait for, so that all ranks begin the next step in the same state.
 
         Args:
-          number: Of the step.
-          verdict: What `apply` or `apply_reduced` returned.
-          after: What comes out of the step's other collectives.
+          number: The number of the step.
+          verdict: The verdict that `apply` or `apply_reduced` returned.
+          after: Results of the step's other collectives.
         """
         with tf.control_dependencies(after):
             committed = _ops.check_step(number, verdict)
-        # Noted here, and not after the update of dense weights, which may fail or be interrupted.
+        # The step is recorded before the update of dense weights, which may fail or be interrupted.
         with tf.control_dependencies([committed]):
-            noted = self.job.step.assign(committed, read_value=False)
-        with tf.control_dependencies([] if noted is None else [noted]):
+            recorded = self.job.step.assign(committed, read_value=False)
+        with tf.control_dependencies([] if recorded is None else [recorded]):
             return rows_ahead.step_made(committed, self.update.tables)
 
     def wait(self, done: tf.Tensor) -> list[tf.Operation]:
-        """Waits until the node's tables have the step that `check` returned.
+        """Waits until the node's tables show the step that `check` returned.
 
         Returns:
-          What follows the wait, in a graph; nothing eagerly.
+          In a graph: the last op of the wait. Eagerly: nothing.
         """
         with tf.control_dependencies([done]):
             published = _ops.wait_step(self.job.group_path, done, self.job.timeout_s)
-        # Once more: what reads the variable after this comes after the wait (row_source.py).
-        noted = self.job.step.assign(published, read_value=False)
-        return [] if noted is None else [noted]
+        # The variable is assigned again, so that ops that read it later run after the wait (row_source.py).
+        recorded = self.job.step.assign(published, read_value=False)
+        return [] if recorded is None else [recorded]
 
     @property
     def _reducer(self) -> SparseReducer:
-        """The reducer of the tables. If there are several, the first one makes the step from what all have reduced."""
+        """The reducer of the tables. If there are several reducers, the first one makes the step of all tables."""
         return self.reducers[next(iter(self._members()))]
 
     def _members(self) -> dict[str, list[int]]:
-        """Which tables each placement has."""
-        found: dict[str, list[int]] = {}
+        """Returns the positions of the tables of each placement."""
+        members: dict[str, list[int]] = {}
         for i, table in enumerate(self.update.tables):
-            found.setdefault(table.placement, []).append(i)
-        return found
+            members.setdefault(table.placement, []).append(i)
+        return members
 
-    # --- put aside ---
+    # --- steps as tensors ---
 
     def tensors(self) -> list[tf.Tensor]:
-        """What differs between steps. No key repeats in it: functions traced apart may differ in whether some can."""
-        own = unique(self.gradients)
-        keys, rows = [one.keys for one in own], [one.rows for one in own]
+        """Returns the tensors that differ between steps.
+
+        Their keys are unique, because functions that are traced separately may differ in whether keys repeat.
+        """
+        gradients = unique(self.gradients)
+        keys, rows = [grad.keys for grad in gradients], [grad.rows for grad in gradients]
         return [*keys, *rows, *self.update.hyper, self.update.optimizer]
 
     def specs(self) -> list[tf.TensorSpec]:
-        """Of `tensors`."""
-        dims = [int(one.rows.shape[1]) for one in self.gradients]
+        """Returns the specs of `tensors`."""
+        dims = [int(gradient.rows.shape[1]) for gradient in self.gradients]
         keys = [tf.TensorSpec([None], tf.int64) for _ in dims]
         rows = [tf.TensorSpec([None, dim], tf.float32) for dim in dims]
-        hyper = [tf.TensorSpec(one.shape, one.dtype) for one in self.update.hyper]
+        hyper = [tf.TensorSpec(values.shape, values.dtype) for values in self.update.hyper]
         return [*keys, *rows, *hyper, tf.TensorSpec([2], tf.int64)]
 
     def of(self, tensors: Sequence[tf.Tensor]) -> SparseStep:
-        """The step that was put aside as `tensors`."""
+        """Returns the step that was stored as `tensors`."""
         n = len(self.gradients)
         step = self.with_gradients([SparseGradient(tensors[t], tensors[n + t]) for t in range(n)])
         update = dataclasses.replace(self.update, hyper=list(tensors[2 * n : -1]), optimizer=tensors[-1])
         return dataclasses.replace(step, update=update)
 
     def hyper_sizes(self) -> list[int]:
-        """How many hyperparameters each table's rule has."""
-        return [int(one.shape[0]) for one in self.update.hyper]
+        """Returns the number of hyperparameters of each table's rule."""
+        return [int(values.shape[0]) for values in self.update.hyper]
 
     def with_hyper(self, hyper: Sequence[tf.Tensor]) -> SparseStep:
-        """The step with other hyperparameters."""
+        """Returns the step with other hyperparameters."""
         return dataclasses.replace(self, update=dataclasses.replace(self.update, hyper=list(hyper)))
 
     def with_gradients(self, gradients: list[SparseGradient]) -> SparseStep:
-        """The step with other gradients."""
+        """Returns the step with other gradients."""
         return dataclasses.replace(self, gradients=gradients)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds //:core and //:ops_lib and runs the C++ tests with Bazel, without a network:  tools/bazel/check.sh VENV
-# VENV lends TensorFlow's headers. Bazel is Debian's; root installs it when it is missing, others skip visibly.
+# TensorFlow's headers are those of VENV. Bazel is the package of Debian. If it is missing, the script installs it as
+# root, and prints SKIPPED as another user.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -15,7 +16,7 @@ if ! command -v bazel >/dev/null || [ ! -d "$platforms" ]; then
     echo "SKIPPED: the Bazel build: bazel is not installed (Debian: ${install[*]: -2})"
     exit 0
   fi
-  echo "bazel: installing Debian's"
+  echo "bazel: installing the package of Debian"
   mkdir -p build
   if ! { "${install[@]}" || { apt-get update -qq && "${install[@]}"; }; } >build/bazel-install.log 2>&1; then
     echo "SKIPPED: the Bazel build: apt could not install ${install[*]: -2}: $(tail -n 1 build/bazel-install.log)"
@@ -29,7 +30,7 @@ case $googletest in
 esac
 tensorflow=$("$python" -c 'import sys; sys.path.insert(0, "tools"); import native; print(native.require_tensorflow())')
 
-# --batch: no server stays behind. The repositories that Bazel would download are overridden or stubbed in WORKSPACE.
+# With --batch, no server stays. WORKSPACE overrides or stubs the repositories that Bazel would download.
 bazel() {
   local command=$1
   shift

@@ -1,9 +1,9 @@
-"""A repository made of a folder of this machine, named by an environment variable."""
+"""`installed_repository`: a repository of links to a folder of this machine, which an environment variable names."""
 
 def _installed_repository(ctx):
     folder = ctx.os.environ.get(ctx.attr.variable)
     if not folder:
-        fail("set --repo_env={}=FOLDER, as tools/bazel/check.sh does".format(ctx.attr.variable))
+        fail("{0} is not set. Use --repo_env={0}=FOLDER, as tools/bazel/check.sh does".format(ctx.attr.variable))
     for entry in ctx.path(folder).readdir():
         if entry.basename not in ["BUILD", "BUILD.bazel", "WORKSPACE"]:
             ctx.symlink(entry, entry.basename)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds Horovod with Gloo (no MPI, no CUDA) against a venv's TensorFlow and installs it there:
+# Builds Horovod with Gloo (no MPI, no CUDA) for the TensorFlow of a venv, and installs it there:
 #   tools/horovod/build.sh [--if-built] VENV [WHEEL_FOLDER]
-# Horovod 0.28.1 is the last release; it predates TensorFlow 2.16 and looks for some headers where they no longer are.
-# No source is patched: the missing folders are put on the compiler's path (include/ holds the forwarding headers).
-# The wheel is kept in WHEEL_FOLDER, by TensorFlow and Python version, so that a new venv does not compile it again.
-# With --if-built nothing is compiled: a wheel that is there is installed, and a Horovod that this script installed for
-# another TensorFlow is removed, because it cannot be loaded any more.
+# Horovod 0.28.1 is the last release. It is older than TensorFlow 2.16, which has moved some headers. The script does
+# not patch sources. It adds the missing folders to the compiler's path (include/ contains forwarding headers).
+# WHEEL_FOLDER keeps the wheel, by TensorFlow and Python version, so that a new venv does not compile it again.
+# With --if-built, the script compiles nothing. It installs an existing wheel, and removes a Horovod that it installed
+# for another TensorFlow, because that Horovod cannot be loaded.
 set -euo pipefail
 
 if_built=
@@ -29,7 +29,7 @@ if [ "$if_built" ]; then
     exit 0
   elif ! ls "$wheels/$tag"/horovod-*.whl >/dev/null 2>&1; then
     if [ "$installed" ]; then
-      echo "horovod: removing the one in $1, which was built for $installed; make horovod builds it for $tag"
+      echo "horovod: removing the one in $1, which was built for $installed. Run make horovod to build it for $tag"
       flock "$venv/.lock" "$python" -m pip uninstall -qq --yes horovod
       rm "$stamp"
     fi
@@ -40,9 +40,9 @@ mkdir -p "$wheels/$tag"
 wheels=$(cd "$wheels/$tag" && pwd)
 
 if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
-  echo "horovod: building $horovod against TensorFlow $tensorflow (about two minutes; log in $wheels/build.log)"
+  echo "horovod: building $horovod for TensorFlow $tensorflow (about two minutes; log: $wheels/build.log)"
   start=$SECONDS
-  # Its setup.py needs setuptools < 70, its CMakeLists.txt cmake < 4; neither may enter the venv.
+  # Horovod's setup.py needs setuptools < 70, and its CMakeLists.txt needs cmake < 4. Neither is installed in the venv.
   "$python" -m pip install -qq --disable-pip-version-check --target "$wheels/tools" --upgrade \
     'setuptools==69.5.1' 'wheel==0.45.1' 'packaging==25.0' 'cmake==3.31.10'
   include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tensorflow/include
@@ -56,15 +56,15 @@ if ! ls "$wheels"/horovod-*.whl >/dev/null 2>&1; then
       "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --no-cache-dir --no-binary horovod \
       --wheel-dir "$wheels" "horovod==$horovod" -v >"$wheels/build.log" 2>&1; then
     tail -n 40 "$wheels/build.log" >&2
-    echo "horovod: the build failed; the whole log is $wheels/build.log" >&2
+    echo "horovod: the build failed. The whole log is $wheels/build.log" >&2
     exit 1
   fi
   rm -rf "$wheels/tools"
   echo "horovod: built in $((SECONDS - start)) s"
 fi
 exec 9>"$venv/.lock"
-flock 9  # one pip at a time changes VENV
-# What Horovod imports; what is there already stays.
+flock 9  # only one pip at a time may change VENV
+# These are the packages that Horovod imports. Installed ones stay as they are.
 "$python" -m pip install -qq --disable-pip-version-check cloudpickle packaging psutil pyyaml
 "$python" -m pip install -qq --disable-pip-version-check --no-deps --force-reinstall "$wheels"/horovod-*.whl
 if ! check=$("$python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built(), "this Horovod has no Gloo"' 2>&1); then
@@ -72,4 +72,4 @@ if ! check=$("$python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_bui
   exit 1
 fi
 echo "$tag" > "$stamp"
-echo "horovod: $horovod with Gloo is in $1"
+echo "horovod: $1 has Horovod $horovod with Gloo"

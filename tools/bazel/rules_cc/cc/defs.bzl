@@ -1,4 +1,4 @@
-"""Stands in for rules_cc where nothing can be downloaded: the rules built into Bazel."""
+"""Replaces rules_cc, which cannot be downloaded offline, by the rules that are built into Bazel."""
 
 cc_binary = native.cc_binary
 cc_import = native.cc_import

@@ -1,4 +1,4 @@
-"""Stands in for rules_java where nothing can be downloaded: the rules built into Bazel."""
+"""Replaces rules_java, which cannot be downloaded offline, by the rules that are built into Bazel."""
 
 java_binary = native.java_binary
 java_import = native.java_import
