@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 from fork_server import run_forked
 
-from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _keras_stores, _tensorflow
+from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _keras_inputs, _keras_stores, _tensorflow
 from tf_sparse_ps.layers import saving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,7 +149,7 @@ def test_a_cast_of_keras_to_the_type_of_an_input_is_seen() -> None:
     class Look(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             if not tf.executing_eagerly() and isinstance(x, tf.Tensor):
-                found.extend(_keras.cast_for_input(x))
+                found.extend(_keras_inputs.cast_for_input(x))
             return x
 
     inputs = keras.Input((2,), dtype="int64")

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _keras_inputs
 
 # The functions that save. The first two arguments of each are the object, and the path or prefix to save to.
 _SAVERS = (
@@ -125,13 +125,13 @@ def at_batches(action: Callable[[], None]) -> None:
 def export_real_types() -> None:
     """Makes Keras 3 export subclassed models with the types of the tensors that they were first called with.
 
-    Layers of ids record these types (`_keras.inputs_of`). Otherwise Keras 3 assumes the model's compute dtype, float32,
-    for all inputs, and layers of ids refuse it. Keras 2 keeps the types itself.
+    Layers of ids record these types (`_keras_inputs.inputs_of`). Otherwise Keras 3 assumes the model's compute dtype,
+    float32, for all inputs, and layers of ids refuse it. Keras 2 keeps the types itself.
     """
 
     def signature(model: Any) -> list[Any] | None:
         # Functional and Sequential models have symbolic inputs, which have types.
-        return None if getattr(model, "inputs", None) else _keras.inputs_of(model)
+        return None if getattr(model, "inputs", None) else _keras_inputs.inputs_of(model)
 
     for owner, name in _found(_DEFAULT_SIGNATURE):
         setattr(owner, name, property(_with_types(getattr(owner, name).fget, signature)))

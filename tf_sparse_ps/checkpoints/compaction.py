@@ -21,7 +21,7 @@ from tf_sparse_ps.table.scan import Block
 
 @dataclasses.dataclass(frozen=True)
 class Compacted:
-    """What `compact` has done.
+    """The result of `compact`.
 
     Attributes:
       checkpoint: The folder of the newest whole checkpoint, which holds all rows now.

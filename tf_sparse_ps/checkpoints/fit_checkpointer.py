@@ -55,7 +55,7 @@ class FitCheckpointer(Checkpointer):
                 )
 
     def carry(self, states: CallbackStates) -> None:
-        """From now on checkpoints hold the states of these callbacks. Every rank calls it."""
+        """Adds the states of these callbacks to all later checkpoints. Every rank calls it."""
         self._state.callbacks = states
 
     @property

@@ -76,7 +76,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is.
+    """The description of a checkpoint.
 
     Attributes:
       name: The name of the checkpoint's folder.

@@ -1,4 +1,4 @@
-"""Which checkpoint a job begins with: all of its ranks look, and agree on one.
+"""Finds the checkpoint that a job begins with: all of its ranks look, and agree on one.
 
 In a directory that all machines see, rank 0 chooses the newest whole checkpoint. If each node has a directory, the
 ranks choose the newest that all nodes have, by its id.

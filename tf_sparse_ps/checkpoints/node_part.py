@@ -24,7 +24,7 @@ _STALE_S = 5.0  # for so long a network file system may show another machine's f
 
 @dataclasses.dataclass(frozen=True)
 class NodePart:
-    """What one node has written.
+    """The part of a checkpoint that one node has written.
 
     Attributes:
       tables: This node's part of each table, in the model's order.

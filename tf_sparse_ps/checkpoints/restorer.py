@@ -26,7 +26,7 @@ _TOGETHER = "tsps.checkpoint.together"
 
 @dataclasses.dataclass
 class Restored:
-    """What was restored.
+    """The result of a restore.
 
     Attributes:
       path: The folder of the checkpoint.
@@ -50,7 +50,7 @@ class Restorer:
         Args:
           directory: The directory of the checkpoints.
           state: What is restored.
-          saver: Saves to the directory. It is told which checkpoint the job begins with.
+          saver: Saves to the directory. The restorer reports to it which checkpoint the job begins with.
         """
         self._directory, self._state, self._saver = directory, state, saver
         self._ranks = state.ranks

@@ -98,7 +98,7 @@ class ResumableDataset:
 
 
 def _skip(dataset: tf.data.Dataset, n_batches: int) -> tf.data.Dataset:
-    """Skips batches by reading them. That may take long, so the other ranks are told of its progress."""
+    """Skips batches by reading them. That may take long, so this rank reports its progress to the others."""
 
     def report(index: tf.Tensor, batch: Any) -> Any:
         _report_function()(index, tf.constant(n_batches, tf.int64))

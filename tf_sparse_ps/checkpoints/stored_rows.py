@@ -80,7 +80,7 @@ class StoredRows:
 
 
 class _Part:
-    """What one node has written of a table, in the base and the increments."""
+    """The rows of a table that one node has written, in the base and the increments."""
 
     def __init__(self, checkpoint: StoredCheckpoint, number: int, at: int) -> None:
         self._files = _files(checkpoint, number, at)
@@ -139,7 +139,7 @@ class _Part:
 
 
 class _File:
-    """What one checkpoint holds of a part of a table."""
+    """The rows of a part of a table that one checkpoint holds."""
 
     def __init__(self, folder: Path, step: int, table: str, part: TablePart) -> None:
         self.table, self.step = table, step

@@ -1,4 +1,4 @@
-"""Which collectives this process uses: `init` connects the ranks, `resolve` and `current` find the collectives.
+"""Chooses the collectives of this process: `init` connects the ranks, `resolve` and `current` find the collectives.
 
 A process has at most one `Collectives` object of each kind. Importing this module does not import TensorFlow.
 """

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras_inputs
 
 
 def refuse_other_than_integers(ids: Any, layer: str) -> None:
@@ -32,7 +32,7 @@ def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
       InvalidArgumentError (TensorFlow's): An id does not fit the type it is cast to; raised when the graph runs.
     """
     checks = []
-    for uncast, dtype in _keras.cast_for_input(ids):
+    for uncast, dtype in _keras_inputs.cast_for_input(ids):
         if not uncast.dtype.is_integer:
             raise ValueError(
                 f"layer {layer!r}: ids must be integers. The model was given {uncast.dtype.name}, which Keras has cast "

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps import job
-from tf_sparse_ps._compat import _keras, _keras_stores
+from tf_sparse_ps._compat import _keras, _keras_inputs, _keras_stores
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
@@ -48,7 +48,7 @@ def _warn_of_shared_config(binding: TableBinding, config: TableConfig) -> None:
     _user_configs[binding] = config
 
 
-class TableLayer(_keras.IntegerInput, _keras.Layer):
+class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
     """The base of the layers. Inputs are ids; the tables are in the group of the job.
 
     Attributes:
