@@ -11,6 +11,7 @@ from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.reduction.handshake import reconcile
 from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
 from tf_sparse_ps.training.initial_sync import broadcast_variables
+from tf_sparse_ps.training.step_builder import step_builder_of
 
 
 class BroadcastVariables(_keras.keras.callbacks.Callback):
@@ -55,8 +56,9 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
         if all(self._collectives.allgather_object(bool(self.model.built), "tsps.built")):
             self._broadcast()
         elif isinstance(self.model.optimizer, DistributedOptimizer):
-            self.model.optimizer.begin_with(self._root)
-            _keras_fit.at_end(lambda: self.model.optimizer.begin_with(0))
+            initial_sync = step_builder_of(self.model.optimizer).initial_sync
+            initial_sync.root = self._root
+            _keras_fit.at_end(lambda: setattr(initial_sync, "root", 0))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sends the values, if that was not possible when training began."""

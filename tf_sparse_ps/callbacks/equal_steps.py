@@ -10,6 +10,7 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras, _keras_fit
 from tf_sparse_ps.collectives.all_or_none import raising_on_all
 from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+from tf_sparse_ps.training.step_builder import step_builder_of
 
 _UNUSABLE_CARDINALITIES = {
     0: "none: give every rank at least one",
@@ -122,17 +123,19 @@ class EqualSteps(_keras.keras.callbacks.Callback):
                     f"fit makes {steps} steps per epoch, not the {self.steps} of EqualSteps. Give fit the callback's "
                     "`dataset` as it is, without steps_per_epoch"
                 )
-        _keras_fit.at_end(lambda: optimizer.weigh_until(None))
+        _keras_fit.at_end(lambda: step_builder_of(optimizer).weight.only_until(None))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Gives this rank weight 0 in the steps of the epoch for which it has no batch of its own."""
         if self.own_steps < self.steps:
             optimizer = self.model.optimizer
-            optimizer.weigh_until(int(tf.convert_to_tensor(optimizer.iterations)) + self.own_steps)
+            # One call for an epoch, however many steps a call of TensorFlow makes.
+            end = int(tf.convert_to_tensor(optimizer.iterations)) + self.own_steps
+            step_builder_of(optimizer).weight.only_until(end)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gives this rank its weight back. `fit` also does that when an exception ends it."""
-        self.model.optimizer.weigh_until(None)
+        step_builder_of(self.model.optimizer).weight.only_until(None)
 
 
 def _count_batches(dataset: Any, collectives: collectives_lib.Collectives) -> tuple[int, int]:

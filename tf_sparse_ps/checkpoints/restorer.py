@@ -20,6 +20,7 @@ from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, error_text, raise_
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
+from tf_sparse_ps.training.step_builder import step_builder_of
 
 _TOGETHER = "tsps.checkpoint.together"
 
@@ -95,7 +96,7 @@ class Restorer:
     # --- refusals ---
 
     def _refuse_steps_before(self) -> None:
-        if self._state.optimizer.begun:
+        if step_builder_of(self._state.optimizer).begun:
             raise StateError(
                 f"a checkpoint of {self._directory.path} cannot be restored: training has begun, and has made "
                 f"{self._state.updates()} updates. Call restore() before the first step. In fit, give the first fit "
@@ -105,7 +106,7 @@ class Restorer:
     def _refuse_tables_of_other_steps(self, bindings: Sequence[TableBinding]) -> None:
         """Raises StateError, on all ranks, if a named job left tables at another step than the optimizer's."""
         with raising_on_all(self._ranks, "beginning without a checkpoint", _TOGETHER):
-            if not bindings or self._state.optimizer.begun:
+            if not bindings or step_builder_of(self._state.optimizer).begun:
                 return
             this_job, updates = job.current(), self._state.updates()
             table_step = this_job.group.found_at_step
@@ -202,7 +203,7 @@ class Restorer:
             if state.callbacks is not None and manifest.CALLBACKS in content.file_names:
                 restored.callback_states = callback_states.read(path, content.stamp, ranks.rank, ranks.size)
         fault_points.reach("variables_restored")
-        state.optimizer.begin_restored()
+        step_builder_of(state.optimizer).initial_sync.leave_as_they_are()
         if content.optimizer:
             OptimizerIdentity.of(state.optimizer.inner_optimizer).take(content.optimizer)
         state.position.go_to(content.epoch, content.batch)

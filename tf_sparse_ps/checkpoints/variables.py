@@ -23,6 +23,7 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.table.arrays import checksum
+from tf_sparse_ps.training.step_builder import step_builder_of
 
 _SHOWN = 5
 
@@ -60,7 +61,7 @@ def collect(model: Any, optimizer: Any, extra: Mapping[str, Any]) -> list[Entry]
         variable for variable in all_variables if id(variable) not in not_weights and binding_of(variable) is None
     ]
     known = {id(variable) for variable in (*all_variables, *extra.values())}
-    for variable in optimizer.trained_variables:
+    for variable in step_builder_of(optimizer).variables:
         if id(variable) not in known:
             raise StateError(
                 f"the optimizer trains {_keras.variable_name(variable)!r}, which is no variable of model "

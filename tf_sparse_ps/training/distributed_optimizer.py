@@ -26,7 +26,7 @@ from tf_sparse_ps.training import fits, loaded_options, refusals, replicas, step
 
 
 def _of_wrapped(name: str) -> Any:
-    """A property that is the wrapped optimizer's."""
+    """Returns a property that gets and sets one of the wrapped optimizer."""
 
     def get(self: DistributedOptimizer) -> Any:
         return getattr(self.__dict__.get("inner_optimizer"), name, None)
@@ -66,26 +66,26 @@ class DistributedOptimizer(_keras.Optimizer):
         """Makes the optimizer.
 
         Args:
-          optimizer: A Keras optimizer, or its name. It trains the dense weights; its learning rate drives the
-            tables too, unless `sparse_optimizer` has its own.
-          sparse_optimizer: The update rule of the tables (`tsps.optimizers`); None: the one that does what
-            `optimizer` does, an error at the first table if there is none. A rule in a table's own configuration goes
-            first.
+          optimizer: A Keras optimizer, or its name. It trains the dense weights. Its learning rate also drives the
+            tables, unless `sparse_optimizer` has its own.
+          sparse_optimizer: The update rule of the tables (`tsps.optimizers`). None: the rule that does what `optimizer`
+            does; if there is none, the first table raises an error. A rule in a table's own configuration goes first.
           sparse_reduction: What a key's summed gradient is divided by: "frequency" (the number of ranks in which the
             key occurred), "average" (the number of ranks), "sum" (nothing).
-          topology: "hierarchical": ranks of a node merge their sparse gradients in shared memory, each a range of
-            keys, which it exchanges with the ranks of its number on the other nodes; on one node none are sent.
-            "flat": every rank sends its own to all.
-          wire: What sparse gradients are rounded to where they travel between nodes (or, "flat", between ranks):
-            "float32", "bfloat16" or "float16". Sums are made in float32.
-          schedule: When dense gradients travel and are applied, one of `tsps.schedules`; None: `Synchronous()`.
-          broadcast: All ranks get rank 0's dense weights and optimizer variables before the first step, if theirs
-            differ. False: that they differ is a ValueError on all ranks.
-          collectives: "auto", "horovod", "tf.distribute" (of the strategy in whose scope this is made) or "local".
-          name: For Keras.
+          topology: "hierarchical": each rank merges one range of its node's keys in shared memory, and exchanges that
+            range with the ranks that have the same local rank on the other nodes. On one node nothing is sent. "flat":
+            every rank sends its sparse gradients to all others.
+          wire: The type to which sparse gradients are rounded when they are sent between nodes (or, "flat", between
+            ranks): "float32", "bfloat16" or "float16". They are summed in float32.
+          schedule: When dense gradients are sent and applied, one of `tsps.schedules`. None: `Synchronous()`.
+          broadcast: Gives all ranks the dense weights and optimizer variables of rank 0 before the first step, if they
+            differ. False: a difference is a ValueError on all ranks.
+          collectives: "auto", "horovod", "tensorflow", "tf.distribute" (the strategy in whose scope this is made) or
+            "local".
+          name: The optimizer's name in Keras.
 
         Raises:
-          ValueError: An option, or an optimizer, that cannot work, with the reason.
+          ValueError: An option, or the optimizer, cannot work. The message has the reason.
         """
         optimizer = _keras.keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
         refusals.refuse_unsupported(optimizer, self)
@@ -101,10 +101,10 @@ class DistributedOptimizer(_keras.Optimizer):
             raise ValueError(f"`broadcast` must be True or False. Received: {broadcast!r}")
         schedule = schedules.Synchronous() if schedule is None else schedule
         rule = optimizers.get(sparse_optimizer)
-        found, strategy = collectives_lib.resolve(collectives), collectives_lib.active_strategy()
+        ranks, strategy = collectives_lib.resolve(collectives), collectives_lib.active_strategy()
         if strategy is not None and strategy.num_replicas_in_sync > 1:
             replicas.check_optimizer(optimizer, strategy)
-        _check_schedule(schedule, optimizer, found)
+        _check_schedule(schedule, optimizer, ranks)
         if _keras.IS_KERAS_3:
             super().__init__(learning_rate=0.0, name=name or "distributed_optimizer")
         else:
@@ -117,12 +117,12 @@ class DistributedOptimizer(_keras.Optimizer):
         self._schedule = schedule
         self.broadcast = broadcast
         self.collectives = collectives
-        self._step_builder = step_builder.StepBuilder(self, found, rule)
+        self._step_builder = step_builder.StepBuilder(self, ranks, rule)
 
     # --- what Keras calls ---
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the wrapped optimizer's slots for the dense variables. Binds nothing: one rank alone may load a model.
+        """Makes the wrapped optimizer's slots for the dense variables. One rank alone may call it, to load a model.
 
         Raises:
           ValueError: There are tables, and no update rule for them.
@@ -151,15 +151,15 @@ class DistributedOptimizer(_keras.Optimizer):
 
         Args:
           grads_and_vars: Pairs of gradient (tensor, `tf.IndexedSlices` or None) and variable.
-          name: Of Keras 2, where it names operations; it has no effect here.
-          skip_gradients_aggregation: Of Keras 2; must be False.
-          experimental_aggregate_gradients: Of Keras 2; must be True.
+          name: An argument of Keras 2. It has no effect.
+          skip_gradients_aggregation: An argument of Keras 2. It must be False.
+          experimental_aggregate_gradients: An argument of Keras 2. It must be True.
 
         Returns:
           The number of updates, an int64 variable.
 
         Raises:
-          ValueError: Gradients are not to be aggregated, or cannot be trained, with the reason.
+          ValueError: Gradients are not to be aggregated, or cannot be trained. The message has the reason.
         """
         if skip_gradients_aggregation or not experimental_aggregate_gradients:
             raise ValueError("DistributedOptimizer always aggregates; ranks would drift apart otherwise")
@@ -168,7 +168,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """As `apply_gradients`, with Keras 3's arguments."""
+        """Does what `apply_gradients` does, with the arguments of Keras 3."""
         if trainable_variables is None:
             trainable_variables = self._step_builder.variables
             if len(trainable_variables) != len(grads):
@@ -195,9 +195,9 @@ class DistributedOptimizer(_keras.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The wrapped optimizer's learning rate; schedules and callbacks that set it drive the tables too.
+        """The wrapped optimizer's learning rate. Schedules and callbacks that set it drive the tables, too.
 
-        Setting it drains first where gradients are outstanding: every rank does, after the same step.
+        If gradients are outstanding, setting it drains first: then every rank must set it, after the same step.
         """
         return self.inner_optimizer.learning_rate
 
@@ -228,7 +228,7 @@ class DistributedOptimizer(_keras.Optimizer):
     def exclude_from_weight_decay(
         self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
     ) -> None:
-        """Leaves weights, or the rows of tables, out of weight decay, as Keras's method of the same name.
+        """Leaves weights, or the rows of tables, out of weight decay, like Keras's method of the same name.
 
         Args:
           var_list: Variables; `layer.embeddings` is one.
@@ -241,13 +241,13 @@ class DistributedOptimizer(_keras.Optimizer):
         if getattr(self, "built", False):
             raise ValueError("exclude_from_weight_decay() must be called before the optimizer is built")
         listed = list(var_list or ())
-        dense = [one for one in listed if binding_of(one) is None]
-        self._step_builder.no_decay = [table for one in listed if (table := binding_of(one)) is not None]
+        dense = [variable for variable in listed if binding_of(variable) is None]
+        self._step_builder.no_decay = [table for variable in listed if (table := binding_of(variable)) is not None]
         self.inner_optimizer.exclude_from_weight_decay(var_list=dense, var_names=list(var_names or ()))
 
     @property
     def schedule(self) -> schedules.Schedule:
-        """When dense gradients travel and are applied. It can be assigned until the first step is made."""
+        """When dense gradients are sent and applied. It can be assigned until the first step is made."""
         return self._schedule
 
     @schedule.setter
@@ -266,103 +266,99 @@ class DistributedOptimizer(_keras.Optimizer):
 
         The mean is the sum of weight times gradient over the ranks, divided by the sum of weights. A rank of weight 0
         contributes nothing: no dense gradient, not even NaN, and no key of a table. Other weights do not act on tables.
-        Read by each step when it runs; not a part of checkpoints and configurations.
+        Each step reads the weight when it runs. Checkpoints and configurations do not hold it.
         """
         return self._step_builder.weight.variable
 
-    def begin_with(self, rank: int) -> None:
-        """Has the first step begin with this rank's variables in place of rank 0's. Every rank calls it before."""
-        self._step_builder.equal.root = rank
-
-    def begin_restored(self) -> None:
-        """Has the first step begin with each rank's variables as they are: a checkpoint has set them, on all ranks.
-
-        Statistics of normalisation may then differ between ranks, as they did when it was saved.
-        """
-        self._step_builder.equal.leave_as_they_are()
-
-    @property
-    def begun(self) -> bool:
-        """Whether this process has traced, or made, a first step."""
-        return self._step_builder.begun
-
-    @property
-    def trained_variables(self) -> list[Any]:
-        """The variables that it was built for: dense ones, and those that stand for tables."""
-        return self._step_builder.variables
-
-    def weigh_until(self, iterations: int | None) -> None:
-        """Gives this rank weight 0 in the steps from this number of updates on; None: in none.
-
-        For `tsps.callbacks.EqualSteps`: one call for an epoch, however many steps a call of TensorFlow makes.
-        """
-        self._step_builder.weight.only_until(iterations)
-
     def statistics(self) -> dict[str, float]:
-        """What this process has put on the rings since it began, all its optimizers together.
+        """Returns counters of this process since it began, of all its optimizers together.
 
         Returns:
-          - rows_shared, bytes_shared: gradient rows that this rank put into shared memory for its node, and their bytes
-            with keys. Rows are unique within a step.
-          - rows_merged: rows that came out of the key range which this rank merges; the node's unique rows are the sum
-            over its ranks, the unique ratio is that over the sum of rows_shared.
-          - rounds: merges; more than the steps when gradients are larger than the exchange's window.
-          - waited_s: seconds spent waiting for other ranks of the node in merges.
-          - sending_s, overlapped_s: seconds in which sparse gradients were on their way between nodes, over Horovod,
-            and how much of them this rank was merging and packing the next, or reducing the last, waits for the other
-            ranks of its node included.
-          - bytes_sent, bytes_received: sparse gradients handed to the all-gather by this rank, and what came out of it.
-          - rows_read, disk_bytes: rows of tables that are partly on disk, read there, ahead or when they were needed,
-            and bytes of these reads; rows_read_late: of the rows, those that were needed when they were read.
-          - rows_read_before: rows that were needed, were not in memory with their table, and had been read already:
-            by `tsps.lookahead`, or for the same step.
-          - disk_waited_s: seconds in which look-ups and steps of this rank waited for rows on disk.
-          - sharded_rows, sharded_bytes: rows of sharded tables that this node has, and what they take in memory and on
-            disk; sharded_max_over_mean: of the table whose rows lie least evenly, those of the node that has most
-            divided by the mean, when nodes were last compared: at the first step, and at the end of `fit`.
-          - dense_bytes_per_step: dense gradients that this optimizer hands to the all-reduce in a step.
+          A dict of float, by name. Sparse gradients in shared memory:
+
+          - rows_shared, bytes_shared: the gradient rows that this rank put into shared memory for its node, and their
+            bytes with keys. Rows are unique within a step.
+          - rows_merged: the rows of the key range that this rank merges, after merging. The sum over the ranks of a
+            node is the number of its unique rows.
+          - rounds: the number of merges. It exceeds the number of steps when gradients are larger than the window of
+            the exchange.
+          - waited_s: the seconds for which this rank waited in merges for other ranks of the node.
+
+          Sparse gradients between nodes:
+
+          - sending_s: the seconds for which sparse gradients were on their way between nodes, over Horovod.
+          - overlapped_s: the part of sending_s in which this rank merged and packed the next range, or reduced the last
+            one, with waits for the other ranks of its node.
+          - bytes_sent, bytes_received: the bytes that this rank handed to the all-gather, and what came out of it.
+
+          Tables that are partly on disk:
+
+          - rows_read, disk_bytes: the rows that were read from disk, ahead or when they were needed, and their bytes.
+          - rows_read_late: the rows of rows_read that were needed when they were read.
+          - rows_read_before: the rows that were needed, were not in their table's memory, and had been read already by
+            `tsps.lookahead` or for the same step.
+          - disk_waited_s: the seconds for which lookups and steps of this rank waited for rows on disk.
+
+          Sharded tables:
+
+          - sharded_rows, sharded_bytes: the rows that this node has, and their bytes in memory and on disk.
+          - sharded_max_over_mean: the rows of the node that has most, divided by the mean over the nodes, for the table
+            with the largest such ratio. Nodes compare their rows at the first step and at the end of `fit`.
+          - rows_pulled: the rows of other nodes that lookups of this rank needed.
+          - rows_pulled_before: the rows of rows_pulled that had come before their batch.
+
+          Dense gradients:
+
+          - dense_bytes_per_step: the bytes that this optimizer hands to the all-reduce in a step.
         """
         return self._step_builder.statistics()
 
     def schedule_report(self) -> dict[str, Any]:
-        """What the schedule has found out and done so far; nothing before the first step, or under `Synchronous()`.
+        """Returns what the schedule has measured and done so far.
 
-        Returns, under `TimedBuckets`:
-          - plan: a `tsps.schedules.Plan`, None until it is made.
+        Returns:
+          A dict, by name. It is empty before the first step, and under `Synchronous()`. Under `TimedBuckets`:
 
-        Under `DelayedGlobal`:
-          - iterations: local steps. global_gradients: how many have come. Of those, discarded: not applied ("newest");
-            without_own: this rank was late for them (`late_after_s`).
+          - plan: the `tsps.schedules.Plan`, or None until it is made.
+
+          Under `DelayedGlobal`:
+
+          - iterations: the number of local steps.
+          - global_gradients: the number of global gradients that have come.
+          - discarded: how many of them were not applied ("newest").
+          - without_own: for how many of them this rank was late (`late_after_s`).
           - most_late: the largest number of local steps between a local step and its correction.
         """
         return self._step_builder.report()
 
     def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
-        """Gives the schedule variables that are no parameters, to be averaged with them: statistics of normalisation.
+        """Has the schedule average variables that are not trained, such as statistics of normalization.
 
-        `tsps.callbacks.Drain` does it in `fit`. Before the first step. Other types than floating ones stay as they are.
+        Call it before the first step; in `fit`, `tsps.callbacks.Drain` does. Only variables of floating types are
+        averaged.
 
         Args:
-          variables: Called when they are needed: `lambda: model.non_trainable_variables`.
+          variables: Returns the variables when it is called, as `lambda: model.non_trainable_variables` does.
         """
         self._step_builder.also_average(variables)
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss times the wrapped optimizer's `loss_scale_factor`, if it has one."""
+        """Multiplies a loss by the wrapped optimizer's `loss_scale_factor`, if it has one."""
         return loss if self.loss_scale_factor == 1.0 else loss * self.loss_scale_factor
 
     def drain(self) -> None:
-        """Applies what the schedule still has outstanding: all ranks then have the same, complete weights and slots.
+        """Applies the gradients that the schedule still has outstanding.
 
-        Eager; every rank calls it, after the same step. Does nothing under `Synchronous()`.
+        All ranks then have the same, complete weights and slots. Every rank calls it eagerly, after the same step.
+        Under `Synchronous()` it does nothing.
         """
         self._step_builder.drain()
 
     def save_own_variables(self, store: Any) -> None:
-        """Keras calls it when it saves. It saves the wrapped optimizer too, which is an attribute, but no legacy one.
+        """Saves the variables of a legacy optimizer. Keras calls it, and saves other wrapped optimizers by itself.
 
         Raises:
-          RuntimeError: The schedule has something outstanding: this rank's weights are not the job's.
+          RuntimeError: The schedule has gradients outstanding: this rank's weights are not the job's.
         """
         if self._step_builder.outstanding():
             raise RuntimeError(
@@ -373,16 +369,16 @@ class DistributedOptimizer(_keras.Optimizer):
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Keras calls it when it loads. Files of earlier versions have all variables here, as well."""
+        """Loads the variables that `save_own_variables` of this or an earlier version has saved. Keras calls it."""
         if len(store.keys()):
             super().load_own_variables(store)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Keras calls it at the end of `fit`. Drains, and compares how many rows of sharded tables the nodes have."""
+        """Drains, and compares how many rows of sharded tables the nodes have. Keras calls it at the end of `fit`."""
         self._step_builder.finish()
 
     def get_config(self) -> dict[str, Any]:
-        """A serializable configuration."""
+        """Returns a serializable configuration."""
         return {
             "name": self.name,
             "optimizer": _keras.serialize_optimizer(self.inner_optimizer),
@@ -397,7 +393,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """The inverse of `get_config`."""
+        """Makes an optimizer of a configuration that `get_config` has returned."""
         config = dict(config)
         config["optimizer"] = _keras.deserialize_optimizer(config["optimizer"], custom_objects)
         if isinstance(config.get("schedule"), dict):
@@ -428,7 +424,7 @@ class DistributedOptimizer(_keras.Optimizer):
 
     @property
     def loss_scale_factor(self) -> float:
-        """The wrapped optimizer's, 1 when it has none: setting None, as Keras 3 does, must not look like no change."""
+        """The factor of the wrapped optimizer, or 1. Not None, which Keras 3 sets, so that setting it is noticed."""
         return getattr(self.__dict__.get("inner_optimizer"), "loss_scale_factor", None) or 1.0
 
     @loss_scale_factor.setter

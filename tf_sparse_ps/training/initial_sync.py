@@ -29,7 +29,7 @@ class InitialSync:
     """Makes the ranks of one optimizer equal, once.
 
     Attributes:
-      root: Whose variables all ranks get.
+      root: The rank whose variables all ranks get. All ranks must set the same.
     """
 
     def __init__(self, owner: OptimizerOptions, collectives: Collectives, weight: RankWeight) -> None:
@@ -50,7 +50,11 @@ class InitialSync:
         return not self._done
 
     def leave_as_they_are(self) -> None:
-        """There is nothing to do: all ranks have been given what they begin with. Every rank calls it."""
+        """Has the first step begin with each rank's variables as they are. Every rank calls it.
+
+        A checkpoint has set them on all ranks. Statistics of normalization may differ between ranks, as they did when
+        it was saved.
+        """
         self._done = True
 
     def make(self, variables: Iterable[Any], *, computed: bool) -> None:

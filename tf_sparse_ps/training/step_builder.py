@@ -38,45 +38,45 @@ class StepBuilder:
     """Builds the training steps of one optimizer, in graphs and eagerly.
 
     Attributes:
-      variables: That the optimizer was built for.
-      weight: Of this rank.
-      equal: What makes ranks begin alike.
+      weight: The weight of this rank's steps.
+      initial_sync: Makes the ranks equal before the first step.
     """
 
     def __init__(self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None) -> None:
         """Makes nothing yet.
 
         Args:
-          owner: Whose options and wrapped optimizer are used, as they are when a step is traced.
+          owner: The optimizer. Its options and its wrapped optimizer are used as they are when a step is traced.
           collectives: The rank's collectives.
-          rule: Of tables without their own; None: what the wrapped optimizer does.
+          rule: The update rule of tables that have none of their own. None: the one that does what the wrapped
+            optimizer does.
         """
         self._variables: list[Any] = []
         self.weight = rank_weight.RankWeight()
-        self.equal = initial_sync.InitialSync(owner, collectives, self.weight)
+        self.initial_sync = initial_sync.InitialSync(owner, collectives, self.weight)
         self._owner, self._collectives = owner, collectives
         self._binding = OptimizerBinding(owner, collectives, rule)
         self._started: schedules.ScheduleState | None = None  # with the first step
-        self._also: Callable[[], Sequence[Any]] = tuple
+        self._untrained: Callable[[], Sequence[Any]] = tuple  # variables to average with the trained ones
 
     # --- what the optimizer is asked for ---
 
     @property
     def variables(self) -> list[Any]:
-        """See the class.
+        """The variables that the optimizer was built for: dense ones, and the anchors of tables.
 
         Raises:
           ValueError: A table's layer is gone.
         """
-        found = [one() if isinstance(one, weakref.ref) else one for one in self._variables]
-        if any(one is None for one in found):
+        variables = [entry() if isinstance(entry, weakref.ref) else entry for entry in self._variables]
+        if any(variable is None for variable in variables):
             raise ValueError("the optimizer was built for a table whose layer is gone")
-        return found
+        return variables
 
     @variables.setter
     def variables(self, value: Sequence[Any]) -> None:
         # A table is not kept by an optimizer that could train it.
-        self._variables = [one if binding_of(one) is None else weakref.ref(one) for one in value]
+        self._variables = [entry if binding_of(entry) is None else weakref.ref(entry) for entry in value]
 
     @property
     def no_decay(self) -> list[Any]:
@@ -97,31 +97,31 @@ class StepBuilder:
 
     def statistics(self) -> dict[str, float]:
         """See `DistributedOptimizer.statistics`."""
-        found = dict.fromkeys(_ops.RING_COUNTERS, 0.0)
+        statistics = dict.fromkeys(_ops.RING_COUNTERS, 0.0)
         if self._binding.reducers:
             counters = _ops.ring_info(job.current().group_path).numpy().tolist()
-            found = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
+            statistics = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
         for name in ("waited", "sending", "overlapped"):
-            found[f"{name}_s"] = found.pop(f"{name}_ns") * 1e-9
+            statistics[f"{name}_s"] = statistics.pop(f"{name}_ns") * 1e-9
         disk = _ops.disk_counters()
-        found |= {"rows_read": float(disk.records), "rows_read_late": float(disk.late)}
-        found |= {"rows_read_before": float(disk.cached)}
-        found |= {"disk_bytes": float(disk.bytes), "disk_waited_s": float(disk.waited_ns) * 1e-9}
-        found |= {"rows_pulled": 0.0, "rows_pulled_before": 0.0}
+        statistics |= {"rows_read": float(disk.records), "rows_read_late": float(disk.late)}
+        statistics |= {"rows_read_before": float(disk.cached)}
+        statistics |= {"disk_bytes": float(disk.bytes), "disk_waited_s": float(disk.waited_ns) * 1e-9}
+        statistics |= {"rows_pulled": 0.0, "rows_pulled_before": 0.0}
         if self._binding.reducers:
             pulls = _ops.pull_counters(job.current().group_path)
-            found |= {"rows_pulled": float(pulls.looked_up), "rows_pulled_before": float(pulls.ahead)}
+            statistics |= {"rows_pulled": float(pulls.looked_up), "rows_pulled_before": float(pulls.ahead)}
         dense_bytes = 0 if self._started is None else self._started.dense_bytes
-        return {**found, **self._binding.balance.statistics(), "dense_bytes_per_step": float(dense_bytes)}
+        return {**statistics, **self._binding.balance.statistics(), "dense_bytes_per_step": float(dense_bytes)}
 
     def finish(self) -> None:
-        """At the end of `fit`, on all ranks: drains, and compares the nodes' parts of sharded tables."""
+        """Drains, and compares the nodes' parts of sharded tables. All ranks call it at the end of `fit`."""
         self.drain()
         self._binding.balance.compare()
 
     @property
     def begun(self) -> bool:
-        """Whether the schedule is at work: its first step has been traced."""
+        """Whether this process has traced, or made, a first step."""
         return self._started is not None
 
     def drain(self) -> None:
@@ -139,17 +139,20 @@ class StepBuilder:
 
     def also_average(self, variables: Callable[[], Sequence[Any]]) -> None:
         """See `DistributedOptimizer.also_average`."""
-        self._also = variables
+        self._untrained = variables
         if self._started is not None:
             self._started.also_average(variables)
 
     # --- a step ---
 
     def make(self, pairs: list[tuple[Any, Any]]) -> None:
-        """Makes one step of these pairs of gradient and variable. In a graph, or eagerly.
+        """Makes one step, in a graph or eagerly.
+
+        Args:
+          pairs: Pairs of gradient and variable.
 
         Raises:
-          ValueError: Something about the gradients that cannot be trained, with the reason.
+          ValueError: The gradients cannot be trained. The message has the reason.
         """
         strategy = replicas.strategy_of_step(self._collectives)
         with _after_steps_of_this_graph() as note:
@@ -176,7 +179,7 @@ class StepBuilder:
             step = self._take_in(per_replica, n_replicas, strategy.extended.worker_devices)
             step_numbers = self._state.reduce(step)
             step.wait_until_published(step_numbers)
-            return [one.result for one in step.dense], step_numbers
+            return [gradient.result for gradient in step.dense], step_numbers
 
         results, step_numbers = replicas.as_one(strategy, pairs, together)
         state = self._state
@@ -197,8 +200,8 @@ class StepBuilder:
 
         Args:
           per_replica: The pairs of each replica of this process.
-          n_replicas: Of all processes; 1 without a strategy.
-          devices: Of the replicas of this process; none without a strategy.
+          n_replicas: The number of replicas of all processes; 1 without a strategy.
+          devices: The devices of the replicas of this process; empty without a strategy.
         """
         owner, pairs = self._owner, per_replica[0]
         activity.progress()  # in a graph: it is being traced
@@ -207,18 +210,18 @@ class StepBuilder:
             raise ValueError(f"no gradients provided for any variable: {[v.name for _, v in pairs]}")
         if not self._variables:
             owner.build([variable for _, variable in pairs])
-        parts = [split(one) for one in per_replica]
+        parts = [split(replica_pairs) for replica_pairs in per_replica]
         tables, dense = replicas.combine(parts, n_replicas, owner.sparse_reduction, devices)
-        computed = tf.executing_eagerly() and all(mean_of(one.value) is None for one in dense)
+        computed = tf.executing_eagerly() and all(mean_of(gradient.value) is None for gradient in dense)
         with tf.init_scope():
             this_job = job.current() if tables else None
             if this_job is not None:
                 _refuse_beside_delayed(self)
-            begins_equal = not self.equal.pending
-            self._binding.bind(this_job, tables, dense, begins_equal=begins_equal, root=self.equal.root)
-            if self.equal.pending:
-                also = [one for one in self._also() if tf.as_dtype(one.dtype).is_floating]
-                self.equal.make([*self.variables, *(one.variable for one in dense), *also], computed=computed)
+            sync = self.initial_sync
+            self._binding.bind(this_job, tables, dense, begins_equal=not sync.pending, root=sync.root)
+            if sync.pending:
+                averaged = [variable for variable in self._untrained() if tf.as_dtype(variable.dtype).is_floating]
+                sync.make([*self.variables, *(gradient.variable for gradient in dense), *averaged], computed=computed)
             self._start()
         # Read now: the wrapped optimizer's update advances its iterations, and with them a schedule of the rate.
         weight = self.weight.now(owner.iterations)
@@ -231,11 +234,11 @@ class StepBuilder:
         if self._started is None:
             owner = self._owner
             self._started = owner.schedule.start(owner.inner_optimizer, self._collectives, self._binding.name)
-            self._started.also_average(self._also)
+            self._started.also_average(self._untrained)
             self._started.make_agreement = self._agreement_of_all
 
     def _agreement(self, rate: tf.Tensor, *, dense: Sequence[DenseGradient], **tables: Any) -> Agreement | None:
-        """What ranks must agree on in this step; None: there is one rank, or they are compared when they meet."""
+        """Returns what ranks compare in this step; None: there is one rank, or ranks are compared when they meet."""
         if self._collectives.size == 1 or (not tables and self._state.ranks_part) or self._state.delays_tables:
             return None
         compared = [] if self._state.ranks_part else dense
@@ -250,7 +253,7 @@ class StepBuilder:
         )
 
     def _agreement_of_all(self) -> Agreement:
-        """The same for ranks that meet: of all tables, and not of weights, which will be equal."""
+        """Returns what ranks compare when they meet: all tables, and no weights, which will be equal."""
         owner = self._owner
         return step_facts.make(
             self._collectives,
@@ -269,22 +272,23 @@ class StepBuilder:
         weight: tf.Tensor,
         dense: Sequence[DenseGradient],
     ) -> SparseStep:
-        made = tf.convert_to_tensor(self._owner.iterations)
-        rules = [self.rule_of(one.table) for one in tables]
-        hyper = [rule.hyper_tensor(tf.cast(rule.rate_at(made, rate), tf.float32), made + 1) for rule in rules]
-        for i, constraint in enumerate(one.table.config.resolved_constraint() for one in tables):
+        updates = tf.convert_to_tensor(self._owner.iterations)
+        bindings = [gradient.table for gradient in tables]
+        rules = [self.rule_of(table) for table in bindings]
+        hyper = [rule.hyper_tensor(tf.cast(rule.rate_at(updates, rate), tf.float32), updates + 1) for rule in rules]
+        for i, constraint in enumerate(table.config.resolved_constraint() for table in bindings):
             if constraint is not None:
                 hyper[i] = tf.concat([hyper[i], constraint.parameters], 0)
-        agreement = self._agreement(rate, dense=dense, tables=[one.table for one in tables], hyper=hyper)
+        agreement = self._agreement(rate, dense=dense, tables=bindings, hyper=hyper)
         return SparseStep(
             this_job,
             self._binding.reducers,
             f"{self._binding.name}.sparse",
-            rank_weight.kept([one.gradient for one in tables], weight),
+            rank_weight.kept([table.gradient for table in tables], weight),
             Update(
-                [one.table for one in tables],
+                bindings,
                 hyper,
-                OptimizerIdentity.of(self._owner.inner_optimizer).step(made),
+                OptimizerIdentity.of(self._owner.inner_optimizer).step(updates),
                 agreement=agreement,
             ),
             Clipping.of(self._owner.inner_optimizer),
@@ -292,8 +296,13 @@ class StepBuilder:
         )
 
     def outstanding_tables(self) -> bool:
-        """Whether some steps of tables that it has begun are not made yet."""
+        """Whether steps of tables have begun and are not made yet."""
         return self._started is not None and self._started.delays_tables and self._started.outstanding()
+
+
+def step_builder_of(optimizer: DistributedOptimizer) -> StepBuilder:
+    """Returns the builder of an optimizer's steps, for callbacks and checkpoints: it holds what they set and read."""
+    return optimizer._step_builder
 
 
 _with_tables: weakref.WeakSet[StepBuilder] = weakref.WeakSet()
@@ -303,12 +312,12 @@ def _refuse_beside_delayed(step: StepBuilder) -> None:
     """Notes that an optimizer makes steps of this process's tables.
 
     Raises:
-      StateError: Another one's steps are being made beside its own: they could not be counted.
+      StateError: Another optimizer has outstanding steps of tables, which could not be counted apart.
     """
     if any(other.outstanding_tables() for other in _with_tables if other is not step):
         raise StateError(
             "another optimizer of this process delays steps of tables, and some are outstanding. Call its drain() "
-            "before this one's step; to use both by turns, give it DelayedGlobal(sparse=False)"
+            "before this one's step; to use both alternately, give it DelayedGlobal(sparse=False)"
         )
     _with_tables.add(step)
 
