@@ -9,9 +9,8 @@ from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras, _keras_fit
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.reduction.handshake import reconcile
-from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer, step_builder_of
 from tf_sparse_ps.training.initial_sync import broadcast_variables
-from tf_sparse_ps.training.step_builder import step_builder_of
 
 
 class BroadcastVariables(_keras.keras.callbacks.Callback):

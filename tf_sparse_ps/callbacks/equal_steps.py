@@ -9,8 +9,7 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras, _keras_fit
 from tf_sparse_ps.collectives.all_or_none import raising_on_all
-from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
-from tf_sparse_ps.training.step_builder import step_builder_of
+from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer, step_builder_of
 
 _UNUSABLE_CARDINALITIES = {
     0: "none: give every rank at least one",

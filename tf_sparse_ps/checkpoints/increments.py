@@ -19,7 +19,7 @@ MOST_BYTES = 0.5
 
 
 class Increments:
-    """The last checkpoint of a run, as its next increment needs it. Every rank has one; the writer of manifests decides.
+    """The last checkpoint of a run, as its next increment needs it, on every rank. The writer of manifests decides.
 
     Attributes:
       marks: On leaders, the mark of the newest checkpoint for each table, by the table's uuid.

@@ -20,7 +20,7 @@ from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, error_text, raise_
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
-from tf_sparse_ps.training.step_builder import step_builder_of
+from tf_sparse_ps.training.distributed_optimizer import step_builder_of
 
 _TOGETHER = "tsps.checkpoint.together"
 

@@ -256,7 +256,7 @@ class Saver:
         self._complete = pending.path
 
     def _prune_before(self) -> None:
-        """Removes checkpoints that the previous one, which all nodes have, replaces; only if each node has a directory."""
+        """Removes the checkpoints before the previous one, which all nodes have, if each node has a directory."""
         if self._complete is not None:
             self._prune(self._complete)
 

@@ -23,7 +23,7 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.table.arrays import checksum
-from tf_sparse_ps.training.step_builder import step_builder_of
+from tf_sparse_ps.training.distributed_optimizer import step_builder_of
 
 _SHOWN = 5
 

@@ -1,7 +1,7 @@
 """`all_or_none`: every rank does the same thing, and if it fails on one rank, it raises on all ranks.
 
-Without this, the ranks on which it succeeded would continue, and wait forever for the rank that raised. Everything here is
-eager, and every rank of the job calls it.
+Without this, the ranks on which it succeeded would continue, and wait forever for the rank that raised. Everything
+here is eager, and every rank of the job calls it.
 """
 
 from __future__ import annotations

@@ -441,6 +441,11 @@ class DistributedOptimizer(_keras.Optimizer):
         raise ValueError(refusals.LOSS_SCALING)
 
 
+def step_builder_of(optimizer: DistributedOptimizer) -> step_builder.StepBuilder:
+    """Returns the builder of an optimizer's steps, for callbacks and checkpoints: it holds what they set and read."""
+    return optimizer._step_builder
+
+
 def _check_schedule(schedule: Any, optimizer: Any, collectives: Any) -> None:
     if not isinstance(schedule, schedules.Schedule):
         raise ValueError(f"`schedule` must be one of tsps.schedules, as Synchronous(). Received: {schedule!r}")

@@ -1,4 +1,4 @@
-"""What happens around every `fit` of a model with a `DistributedOptimizer`.
+"""Checks at the beginning and clean-up at the end of every `fit` of a model with a `DistributedOptimizer`.
 
 When it begins, ranks compare what must be equal, in one collective that all of them make, whatever each has imported:
 the callbacks that make collectives, these callbacks' settings, and how many steps the `fit` makes. A rank that refuses

@@ -61,7 +61,7 @@ class DistributedGradientTape:
 
     @tf.autograph.experimental.do_not_convert
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
-        """As `tf.GradientTape.gradient`, averaged over the ranks.
+        """Returns the gradients as `tf.GradientTape.gradient` does, averaged over the ranks.
 
         Returns:
           The structure of `sources`. Gradients of dense sources that are `IndexedSlices` come back dense.

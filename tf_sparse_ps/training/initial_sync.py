@@ -17,10 +17,10 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.table_binding import binding_of
+from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
 if TYPE_CHECKING:
     from tf_sparse_ps.reduction.rank_weight import RankWeight
-    from tf_sparse_ps.training.options import OptimizerOptions
 
 _SHOWN = 5
 

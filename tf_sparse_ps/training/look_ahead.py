@@ -120,7 +120,7 @@ def lookahead(
 
 
 def _lookups(keys: Any, element: Any, replicas: int) -> dict[str, list[list[tf.Tensor]]]:
-    """What the replicas will look up of an element, by table: `TableKeys.lookups` of the part that each will get."""
+    """Returns what the replicas will look up for an element, by table: `TableKeys.lookups` of each replica's part."""
     if replicas == 1:
         found: dict[str, list[list[tf.Tensor]]] = keys.lookups(element)
         return found
@@ -156,7 +156,7 @@ def _rows(leaf: Any, begin: Any, end: Any) -> Any:
 
 
 def _choose(dataset: tf.data.Dataset, keys: Any, tiered: dict[str, Any], cached: bool) -> int:
-    """As many batches as there is room for twice; of tables that are in memory, two, or what a cache gains from."""
+    """Chooses the number of batches: as many as fit twice; for tables in memory two, or what helps a cache."""
     if not tiered:
         return _TO_DEVICE if cached else 2
     for element in dataset.take(1):

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,9 +22,7 @@ from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
 from tf_sparse_ps.reduction.sparse_reducer import SparseReducer
 from tf_sparse_ps.training import refusals
 from tf_sparse_ps.training.balance import Balance
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.training.options import OptimizerOptions
+from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
 
 class OptimizerBinding:
@@ -57,7 +55,7 @@ class OptimizerBinding:
 
     @property
     def name(self) -> str:
-        """What this optimizer's operations' names begin with, the same on all ranks."""
+        """The prefix of the names of this optimizer's operations, the same on all ranks."""
         assert self._number is not None  # it is bound
         return f"tsps.{self._number}"
 
@@ -141,7 +139,7 @@ class OptimizerBinding:
         self._tables += [weakref.ref(table) for table in new]
 
     def options(self) -> dict[str, str]:
-        """What the wrapped optimizer is configured with, but the learning rate, whose value steps compare."""
+        """Returns the configuration of the wrapped optimizer without the learning rate, whose value steps compare."""
         return _keras.optimizer_options(self._owner.inner_optimizer)
 
     @property
@@ -155,7 +153,7 @@ class OptimizerBinding:
             self._begun.assign_add(1)
 
     def step_in_making(self) -> int:
-        """Which step this process is making: of the tables, or, where there are none, the one that it has begun."""
+        """Returns the step that this process makes: the tables' next step, or without tables the one it has begun."""
         if self._job is not None:
             return int(_table.Group.open(self._job.group_path).info()["step"]) + 1
         return int(self._begun) if self._begun is not None else 0
@@ -192,7 +190,7 @@ class OptimizerBinding:
                 self._collectives, node_exchange.of(job).join, "joining the exchange of gradients", "tsps.exchange"
             )
             failures.watch(job)
-            # A step that is made later, beside others, is not the one that a look-up belongs to. The optimizer that was
+            # A step that is made later, beside others, is not the one that a lookup belongs to. The optimizer that was
             # bound last decides: programs have one at a time.
             delays = getattr(self._owner.schedule, "sparse", False)
             _ops.allow_objections(job.group_path, allowed=not delays)

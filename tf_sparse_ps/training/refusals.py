@@ -1,9 +1,9 @@
-"""What DistributedOptimizer cannot wrap or work in, what cannot be beside it in `fit`, and why."""
+"""Refuses what DistributedOptimizer cannot wrap or work with, and callbacks that cannot be used with it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras
@@ -15,9 +15,7 @@ from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.reduction.clipping import Clipping
 from tf_sparse_ps.schedules.delayed_global import DelayedGlobal
 from tf_sparse_ps.schedules.schedule import Schedule
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.training.options import OptimizerOptions
+from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
 LOSS_SCALING = (
     "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "

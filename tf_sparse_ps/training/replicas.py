@@ -2,8 +2,8 @@
 
 A step is called in every replica, inside `strategy.run`, and made once per process, in a `merge_call`. There each
 replica counts as a rank: a key's gradients are added up over the replicas, in their order, and divided by how many had
-it ("frequency"); dense gradients are averaged. Then the process goes on as one. What comes out goes back to the
-replicas, where the wrapped Keras optimizer applies it, kept from adding it up once more.
+it ("frequency"); dense gradients are averaged. Then the process continues as one rank. The results go back to the
+replicas, where the wrapped Keras optimizer applies them without adding them up once more.
 
 The loss is tf.distribute's: what a replica differentiates is its mean loss divided by the number of all replicas, as
 Keras's losses, `fit` and `tf.nn.compute_average_loss` divide it, so that gradients are to be added up. Multiplied by
@@ -160,7 +160,7 @@ def _combine_tables(parts: list[list[TableGradient]], n_replicas: int, reduction
 def _combine_cached(
     ones: Sequence[TableGradient], n_replicas: int, reduction: str, devices: Sequence[str]
 ) -> list[TableGradient]:
-    """Of a table with rows on devices: the gradients of its replicas go to the devices that have the keys."""
+    """Sends the replicas' gradients of a table with rows on devices to the devices that have the keys."""
     cache = cache_of(ones[0].table)
     assert cache is not None
     own = list(devices) or cache.devices[:1]
@@ -176,7 +176,7 @@ def _combine_cached(
 
 
 def _unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
-    """The same with unique keys: a replica counts once for each of its keys."""
+    """Adds up rows with equal keys: a replica counts once for each of its keys."""
     ones = [tf.ones_like(one.keys, tf.int32) for one in gradients]
     merged = _ops.merge([one.keys for one in gradients], [one.rows for one in gradients], ones, 1, "local")
     return [SparseGradient(keys, rows) for keys, rows in zip(merged.keys, merged.grads, strict=True)]

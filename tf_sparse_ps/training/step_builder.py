@@ -1,11 +1,11 @@
-"""One step of an optimizer, on every rank: take gradients in, reduce them, update weights and tables, publish."""
+"""`StepBuilder`: one training step on every rank takes gradients in, reduces them, and updates weights and tables."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,9 +27,7 @@ from tf_sparse_ps.schedules.schedule import LocalStep
 from tf_sparse_ps.schedules.synchronous import SynchronousState
 from tf_sparse_ps.training import initial_sync, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.training.options import OptimizerOptions
+from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
 _STEP_NUMBERS = "_tsps_step_numbers"  # attribute of a graph: the committed steps of the training steps in it
 
@@ -164,7 +162,7 @@ class StepBuilder:
     def _make_alone(self, pairs: list[tuple[Any, Any]]) -> list[tf.Tensor]:
         step = self._take_in([pairs], 1)
         if step.tables is None and (this_job := job.made()) is not None and this_job.size > 1:
-            _ops.raise_objection(this_job.group_path)  # a look-up has failed, and no step of tables can say so
+            _ops.raise_objection(this_job.group_path)  # a lookup has failed, and no step of tables reports it
         self._binding.count_step()
         step_numbers = self._state.reduce(step)
         with tf.control_dependencies(step_numbers):
@@ -298,11 +296,6 @@ class StepBuilder:
     def outstanding_tables(self) -> bool:
         """Whether steps of tables have begun and are not made yet."""
         return self._started is not None and self._started.delays_tables and self._started.outstanding()
-
-
-def step_builder_of(optimizer: DistributedOptimizer) -> StepBuilder:
-    """Returns the builder of an optimizer's steps, for callbacks and checkpoints: it holds what they set and read."""
-    return optimizer._step_builder
 
 
 _with_tables: weakref.WeakSet[StepBuilder] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""What the ranks of an optimizer must agree on in a step: see `reduction/agreement.py`."""
+"""The facts of a step on which the ranks of an optimizer must agree: see `reduction/agreement.py`."""
 
 from __future__ import annotations
 
