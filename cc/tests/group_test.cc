@@ -623,7 +623,7 @@ TEST_F(GroupTest, BadTableConfigurationsNameTheValue) {
   EXPECT_NE(refused([](TableConfig& c) { c.name = "a/b"; }).find("'a/b'"), std::string::npos);
   EXPECT_NE(refused([](TableConfig& c) { c.name = "../x"; }).find("'../x'"), std::string::npos);
   EXPECT_NE(refused([](TableConfig& c) { c.name = "undo"; }).find("'undo'"), std::string::npos);
-  EXPECT_NE(refused([](TableConfig& c) { c.dim = 0; }).find("received 0"), std::string::npos);
+  EXPECT_NE(refused([](TableConfig& c) { c.dim = 0; }).find("Received: 0"), std::string::npos);
   EXPECT_NE(refused([](TableConfig& c) { c.uuid = "xyz"; }).find("'xyz'"), std::string::npos);
 }
 

@@ -309,7 +309,7 @@ TEST_F(NarrowRowsTest, NoOtherTypesAreRows) {
   config.row_type = PlaneType::kInt64;
   const auto made = writer_->CreateTable(config);
   EXPECT_EQ(made.status().code(), Code::kInvalidArgument);
-  EXPECT_NE(made.status().message().find("received int64"), std::string::npos);
+  EXPECT_NE(made.status().message().find("Received: int64"), std::string::npos);
 }
 
 }  // namespace

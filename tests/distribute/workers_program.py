@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import callbacks
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import CollectivesError
 from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.training import initial_sync
 
 keras = tf.keras
 
@@ -198,7 +198,7 @@ def main() -> None:
     for name, arrays in {"one": one_node, "nodes": several_nodes, "sharded": sharded}[which](strategy).items():
         np.savez(folder / f"{name}-{world.rank}.npz", **arrays)
     variables = [tf.Variable(float(world.rank)), tf.Variable([world.rank, 7])]
-    callbacks.broadcast_variables(variables, 1, world)
+    initial_sync.broadcast_variables(variables, 1, world)
     group = tsps.job.current()
     if which == "one":
         found["apart"] = {"graph": begin_apart(strategy, world.rank, graph=True)}

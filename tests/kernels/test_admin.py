@@ -81,7 +81,7 @@ def test_bad_tables_are_refused(group):
     with pytest.raises(tf.errors.InvalidArgumentError, match="uuid"):
         _ops.create_table(f"{group.path}/x", "short", dim=2)
     group.table(2, name="x")
-    with pytest.raises(tf.errors.AlreadyExistsError, match="/x exists"):
+    with pytest.raises(tf.errors.AlreadyExistsError, match="/x already exists"):
         _ops.create_table(f"{group.path}/x", uuid, dim=2)
     with pytest.raises(tf.errors.AlreadyExistsError):
         _ops.create_group(group.path, uuid)

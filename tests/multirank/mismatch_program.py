@@ -18,6 +18,7 @@ import this_rank
 import tf_sparse_ps as tsps
 from benchmarks.operation_counts import operation_counts
 from tf_sparse_ps import callbacks
+from tf_sparse_ps.training import initial_sync
 
 keras = tf.keras
 
@@ -83,7 +84,7 @@ def leader_fails() -> None:
 
 def broadcast_shapes() -> None:
     variables = [tf.Variable(tf.ones([other(2, 3)]))]
-    callbacks.broadcast_variables(variables, 0, tsps.collectives.current())
+    initial_sync.broadcast_variables(variables, 0, tsps.collectives.current())
 
 
 def callback_on_some_ranks() -> None:

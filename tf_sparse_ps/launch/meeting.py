@@ -31,6 +31,7 @@ _POLL_S = 0.25
 _CHECK_S = 5.0  # the time in which node 0 must reach its own store
 _LOST_S = 5.0  # node 0 is lost after this time without an answer
 _REMIND_S = 15.0
+_ABORT_S = 2.0  # node 0 keeps its store for this time after an abort, so that the other launchers read it
 _LOWEST_PORT = 10_000  # the lowest port of a rank
 _SIOCGIFADDR = 0x8915
 
@@ -414,7 +415,7 @@ class Meeting:
         with contextlib.suppress(OSError):
             self.texts.create("abort", json.dumps({"text": text, "status": status}))
             if self._store is not None:
-                time.sleep(2 * _POLL_S)  # so that the other launchers read it before the store ends
+                time.sleep(_ABORT_S)
 
     def _polls(self, deadline: float) -> Iterator[None]:
         """Yields until the deadline, at least once. Prints from time to time which launchers this one waits for."""
