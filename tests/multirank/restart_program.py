@@ -23,6 +23,7 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import fault_points, tables, variables
+from tf_sparse_ps.checkpoints.restorer import Restorer
 from tf_sparse_ps.config.placement import Sharded
 
 keras = _keras.keras
@@ -163,8 +164,8 @@ def controls(options: Options) -> Iterator[None]:
         tables.Stored.restore = nothing  # type: ignore[method-assign]
         tables.Stored.set_step = nothing  # type: ignore[method-assign]
         if options.skip == "check":
-            tsps.Checkpointer._check_step = nothing  # type: ignore[method-assign]
-            tsps.Checkpointer._refuse_tables_of_other_steps = nothing  # type: ignore[method-assign]
+            Restorer._refuse_differing_steps = nothing  # type: ignore[method-assign]
+            Restorer._refuse_tables_of_other_steps = nothing  # type: ignore[method-assign]
     yield
 
 
