@@ -22,6 +22,7 @@ from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.checkpoints import tables, variables
+from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.table.scan import Block
 
 BATCH, MORE = 8, 4  # samples of each rank, steps after a restore
@@ -102,7 +103,8 @@ def assign(model: Any, given: dict[str, Any]) -> None:
         keys, rows, *slots = [
             given[f"{name}.{number}"] for number in range(sum(name + "." in one for one in given) - 1)
         ]
-        binding.replace([Block(keys, rows, tuple(slots), {})], whole=True)
+        content = number_of("assigned", name, int(given["step of the tables"]))
+        binding.replace([Block(keys, rows, tuple(slots), {})], content, whole=True)
         binding.leader_wrote_values = False
     this_job = job.current()
     step = int(given["step of the tables"])
