@@ -164,7 +164,8 @@ class CheckpointDirectory:
         if any(_seems_whole(folder.path) for folder in folders[1:]):
             with contextlib.suppress(DamagedFileError, NotFoundError, OSError):  # `newest` meets it again
                 checkpoint = CheckpointReader(progress, rows=False).read(folders[0].path)
-                if all(part.rows_checksum is not None for one in checkpoint.parts for part in one.manifest.all_parts):
+                table_parts = [part for stored in checkpoint.parts for part in stored.manifest.all_parts]
+                if all(part.rows_checksum is not None for part in table_parts):
                     return checkpoint, [], False
         return *self.newest(progress), True
 

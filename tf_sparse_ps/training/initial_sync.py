@@ -1,7 +1,7 @@
-"""Ranks begin to train with equal dense weights and optimizer variables: compared, and broadcast where they differ.
+"""`InitialSync`: ranks compare their dense weights and optimizer variables, and broadcast those that differ.
 
-That happens when an optimizer's first step is traced, which is before it runs, or made eagerly; never when a model is
-built or loaded, which one rank may do alone. Tables need none of it: see `binding`.
+They do so when the optimizer's first step is traced, which is before it runs, or made eagerly. They do not when a model
+is built or loaded, as one rank may do that alone. Tables are compared in `reduction/handshake.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,10 +17,8 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.table_binding import binding_of
+from tf_sparse_ps.reduction.rank_weight import RankWeight
 from tf_sparse_ps.training.optimizer_options import OptimizerOptions
-
-if TYPE_CHECKING:
-    from tf_sparse_ps.reduction.rank_weight import RankWeight
 
 _SHOWN = 5
 
@@ -36,9 +34,9 @@ class InitialSync:
         """Does nothing yet.
 
         Args:
-          owner: Whose variables, and whose model's, are made equal.
+          owner: The optimizer. Its variables, and its model's, are made equal.
           collectives: The rank's collectives.
-          weight: Of this rank.
+          weight: The weight of this rank's steps.
         """
         self.root = 0
         self._owner, self._collectives, self._weight = owner, collectives, weight
@@ -46,7 +44,7 @@ class InitialSync:
 
     @property
     def pending(self) -> bool:
-        """Whether it is still to be done."""
+        """Whether the ranks are still to be made equal."""
         return not self._done
 
     def leave_as_they_are(self) -> None:
@@ -58,50 +56,51 @@ class InitialSync:
         self._done = True
 
     def make(self, variables: Iterable[Any], *, computed: bool) -> None:
-        """Compares, and broadcasts what differs if the optimizer's `broadcast` says so. Eager, on all ranks.
+        """Compares the ranks' variables, and broadcasts those that differ if the optimizer's `broadcast` says so.
 
-        Variables that a tf.function makes have no values while it is traced for the first time. It is traced once more
-        before it runs, so that this is called again.
+        All ranks call it eagerly. Variables that a tf.function makes have no values while it is traced for the first
+        time. It is traced once more before it runs, so that this is called again.
 
         Args:
-          variables: Beside those that the optimizer knows.
-          computed: This rank's gradients of the step are there already, of its own weights: it then has weight 0 in
-            the step if these were not the root's.
+          variables: Variables in addition to those that the optimizer knows.
+          computed: This rank has computed the gradients of the step already, from its own weights. If these were not
+            the root's, the rank has weight 0 in the step.
 
         Raises:
-          ValueError: On all ranks. They have different variables; or they differ, and are not to be broadcast.
+          ValueError: On all ranks: they have different variables; or the values differ, and `broadcast` is False.
         """
         if self._done:
             return
-        world, (own, names) = self._collectives, self._collect(variables)
-        there = all(bool(one.is_initialized()) for one in own)
-        if not all(world.allgather_object(there, "tsps.equal.there")):
+        collectives, (synced, names) = self._collectives, self._collect(variables)
+        initialized = all(bool(variable.is_initialized()) for variable in synced)
+        if not all(collectives.allgather_object(initialized, "tsps.equal.there")):
             return
-        everyone = world.allgather_object([_facts(one) for one in own], "tsps.equal.facts")
-        _refuse_other_variables(everyone, names, self.root)
-        different = [[i for i, one in enumerate(theirs) if one != everyone[self.root][i]] for theirs in everyone]
-        if any(different):
-            self._make_equal(own, names, different, computed)
+        all_facts = collectives.allgather_object([_facts(variable) for variable in synced], "tsps.equal.facts")
+        _refuse_other_variables(all_facts, names, self.root)
+        root_facts = all_facts[self.root]
+        differing = [[i for i, fact in enumerate(facts) if fact != root_facts[i]] for facts in all_facts]
+        if any(differing):
+            self._make_equal(synced, names, differing, computed)
         self._done = True
 
     def _make_equal(
-        self, variables: list[tf.Variable], names: list[str], different: list[list[int]], computed: bool
+        self, variables: list[tf.Variable], names: list[str], differing: list[list[int]], computed: bool
     ) -> None:
-        found = [
-            f"rank {rank} in {len(those)} of {len(names)} ({_some([names[i] for i in those])})"
-            for rank, those in enumerate(different)
-            if those
+        ranks = [
+            f"rank {rank} in {len(numbers)} of {len(names)} ({_some([names[i] for i in numbers])})"
+            for rank, numbers in enumerate(differing)
+            if numbers
         ]
-        text = f"when training begins, weights are not those of rank {self.root} on {_some(found)}"
+        text = f"when training begins, weights are not those of rank {self.root} on {_some(ranks)}"
         if not self._owner.broadcast:
             raise ValueError(
                 f"{text}. Ranks would train apart, and broadcast=False says that they begin alike: load or seed all of "
                 "them alike, or leave it out"
             )
-        made = self._iterations()
+        updates = self._iterations()
         broadcast_variables(variables, self.root, self._collectives)
-        self._weight.shift(self._iterations() - made)
-        if computed and different[self._collectives.rank]:
+        self._weight.shift(self._iterations() - updates)
+        if computed and differing[self._collectives.rank]:
             self._weight.leave_out_next()
         if self._collectives.rank == self.root:
             print(f"tf_sparse_ps: {text}; they were broadcast", file=sys.stderr, flush=True)
@@ -110,17 +109,23 @@ class InitialSync:
         return int(tf.convert_to_tensor(self._owner.iterations))
 
     def _collect(self, variables: Iterable[Any]) -> tuple[list[tf.Variable], list[str]]:
-        """All that is to be equal, and its names: weights that are no tables, and the wrapped optimizer's variables."""
+        """Returns dense weights and the wrapped optimizer's variables, and their names."""
         model = _keras.model_in_training(self._owner)
         weights = [*variables, *([] if model is None else model.weights)]
-        named = [(one, _keras.variable_name(one)) for one in weights if binding_of(one) is None]
-        named += [(one, one.name) for one in _keras.optimizer_variables(self._owner.inner_optimizer)]
-        found: dict[Any, str] = {}
+        named = [(weight, _keras.variable_name(weight)) for weight in weights if binding_of(weight) is None]
+        named += [(slot, slot.name) for slot in _keras.optimizer_variables(self._owner.inner_optimizer)]
+        names: dict[Any, str] = {}
         for variable, name in named:
-            for one in _keras.local_variables(variable):
-                if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool:
-                    found.setdefault(one.ref(), name)
-        return [reference.deref() for reference in found], list(found.values())
+            for local in _keras.local_variables(variable):
+                if _is_number(local):
+                    names.setdefault(local.ref(), name)
+        return [reference.deref() for reference in names], list(names.values())
+
+
+def _is_number(variable: tf.Variable) -> bool:
+    """Whether a variable holds numbers of a type that the collectives send."""
+    dtype = variable.dtype
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_bool)
 
 
 def _facts(variable: tf.Variable) -> tuple[str, tuple[int, ...], str]:
@@ -129,16 +134,16 @@ def _facts(variable: tf.Variable) -> tuple[str, tuple[int, ...], str]:
     return variable.dtype.name, tuple(value.shape), hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _refuse_other_variables(everyone: list[list[Any]], names: list[str], root: int) -> None:
-    expected = [facts[:2] for facts in everyone[root]]
-    for rank, theirs in enumerate(everyone):
-        found = [facts[:2] for facts in theirs]
-        if found == expected:
+def _refuse_other_variables(all_facts: list[list[Any]], names: list[str], root: int) -> None:
+    expected = [facts[:2] for facts in all_facts[root]]
+    for rank, rank_facts in enumerate(all_facts):
+        signature = [facts[:2] for facts in rank_facts]
+        if signature == expected:
             continue
-        pairs = zip(names, found, expected, strict=False)
-        where = [f"{name}: {one} there, {other} on rank {root}" for name, one, other in pairs if one != other]
+        pairs = zip(names, signature, expected, strict=False)
+        where = [f"{name}: {there} there, {here} on rank {root}" for name, there, here in pairs if there != here]
         raise ValueError(
-            f"the ranks train different weights: rank {rank} has {len(found)}, the wrapped optimizer's variables "
+            f"the ranks train different weights: rank {rank} has {len(signature)}, the wrapped optimizer's variables "
             f"included, rank {root} has {len(expected)}. {_some(where)}"
         )
 
@@ -148,29 +153,29 @@ def _some(names: Sequence[str]) -> str:
 
 
 def broadcast_variables(variables: Sequence[Any], root: int, collectives: Collectives) -> None:
-    """Sets variables to their values on rank `root`. Anchors of tables are left out. Eager, on all ranks.
+    """Sets variables to their values on rank `root`, except for anchors of tables. All ranks call it eagerly.
 
     Raises:
-      ValueError: Ranks have different variables.
+      ValueError: The ranks have different variables.
     """
     if collectives.size == 1:
         return
-    dense = [_keras.tf_variable(one) for one in variables if binding_of(one) is None]
+    dense = [_keras.tf_variable(variable) for variable in variables if binding_of(variable) is None]
     # Seed generators and the like are each rank's own business; numbers of all types travel.
-    dense = [one for one in dense if one.dtype.is_floating or one.dtype.is_integer or one.dtype.is_bool]
-    signature = [(one.dtype.name, tuple(one.shape)) for one in dense]
-    for rank, theirs in enumerate(collectives.allgather_object(signature, "tsps.broadcast.signature")):
-        if theirs != signature:
+    dense = [variable for variable in dense if _is_number(variable)]
+    signature = [(variable.dtype.name, tuple(variable.shape)) for variable in dense]
+    for rank, other in enumerate(collectives.allgather_object(signature, "tsps.broadcast.signature")):
+        if other != signature:
             raise ValueError(
-                f"rank {rank} has {len(theirs)} variables, rank {collectives.rank} has {len(signature)}, or of other "
-                f"shapes: {[pair for pair in zip(theirs, signature, strict=False) if pair[0] != pair[1]][:3]}"
+                f"rank {rank} has {len(other)} variables, rank {collectives.rank} has {len(signature)}, or of other "
+                f"shapes: {[pair for pair in zip(other, signature, strict=False) if pair[0] != pair[1]][:3]}"
             )
-    for dtype in sorted({one.dtype.name for one in dense}):
-        same = [one for one in dense if one.dtype.name == dtype]
-        values = tf.concat([tf.reshape(tf.convert_to_tensor(one), [-1]) for one in same], axis=0)
+    for dtype in sorted({variable.dtype.name for variable in dense}):
+        same = [variable for variable in dense if variable.dtype.name == dtype]
+        values = tf.concat([tf.reshape(tf.convert_to_tensor(variable), [-1]) for variable in same], axis=0)
         # The collectives' own types: bool is not one of them.
         wire = tf.cast(values, tf.int32) if values.dtype.is_bool else values
         received = tf.cast(collectives.broadcast(wire, root, f"tsps.broadcast.{dtype}"), values.dtype)
-        sizes = [one.shape.num_elements() for one in same]
-        for one, value in zip(same, tf.split(received, sizes), strict=True):
-            one.assign(tf.reshape(value, one.shape))
+        sizes = [variable.shape.num_elements() for variable in same]
+        for variable, value in zip(same, tf.split(received, sizes), strict=True):
+            variable.assign(tf.reshape(value, variable.shape))
