@@ -305,7 +305,8 @@ def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Se
     Returns:
       N of float32[*ids.shape, dim].
     """
-    if (recording := _recording.get()) is not None:
+    recording = _recording.get()  # no assignment expression: AutoGraph cannot convert those
+    if recording is not None:
         return recording.take(sources, ids, table_of, [tf.shape(feature, tf.int64) for feature in ids])
     return _by_class(sources, table_of, lambda cls, part, at, of: cls.look_up(part, [ids[f] for f in at], of))
 
@@ -324,7 +325,8 @@ def pool(
     Returns:
       N of float32[bags_f, dim].
     """
-    if (recording := _recording.get()) is not None:
+    recording = _recording.get()  # no assignment expression: AutoGraph cannot convert those
+    if recording is not None:
         shapes = [tf.shape(bag.splits, tf.int64) - 1 for bag in bags]
         return recording.take(sources, [bag.ids for bag in bags], table_of, shapes)
     return _by_class(
