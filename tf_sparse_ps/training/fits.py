@@ -14,7 +14,7 @@ from typing import Any
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks
 from tf_sparse_ps.collectives import Collectives
-from tf_sparse_ps.collectives.all_or_none import must_agree
+from tf_sparse_ps.collectives.all_or_none import error_text, must_agree
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.node import activity
 from tf_sparse_ps.training import refusals
@@ -61,7 +61,7 @@ def _begin(model: Any, callbacks: list[Any]) -> None:
         if error is not None:
             raise error
         return
-    refused = None if error is None else f"{type(error).__name__}: {error}"
+    refused = error_text(error)
     ours = [(_name(one), settings) for one in callbacks if (settings := _settings(one)) is not None]
     facts = _facts(model, arguments, callbacks, ours)
     everyone = ranks.allgather_object((refused, [name for name, _ in ours], facts), "tsps.fit")
