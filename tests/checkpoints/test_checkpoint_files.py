@@ -36,7 +36,7 @@ def names(folder: Path) -> list[str]:
 def newest_quietly(folder: Path) -> tuple[stored_checkpoint.StoredCheckpoint | None, list[Path], list[str]]:
     """The newest whole checkpoint, what was passed over, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)  # not ResourceWarning: of garbage of an earlier test
         found, skipped = CheckpointDirectory(folder).newest()
     return found, skipped, [str(one.message) for one in caught]
 

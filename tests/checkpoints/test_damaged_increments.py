@@ -64,7 +64,7 @@ def damage_at_random(base: Path, runs: tuple[Path, Path], times: int, seed: int)
             if damaged not in [one.name for one in links] and (name != damaged or whole)
         ]
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", UserWarning)  # not ResourceWarning: of garbage of an earlier test
             found, skipped = CheckpointDirectory(folder).newest()
         assert found is not None, done
         assert found.path.name == good[-1], f"{damaged}: {done} was not found"

@@ -53,7 +53,7 @@ def must_be_whole(path: Path, at_least: int) -> StoredCheckpoint | None:
       at_least: A step that had been saved.
     """
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("always", UserWarning)  # not ResourceWarning: of garbage of an earlier test
         found, skipped = CheckpointDirectory(path).newest()
     assert (skipped, [str(one.message) for one in caught]) == ([], []), "a checkpoint is not whole"
     if found is None:

@@ -26,8 +26,9 @@ def test_row_counts_that_all_differ_leave_nothing_behind() -> None:
     for one in found:
         assert one["sizes"] < 80, "8 per power of 2 between 32 bytes and 110 KB; each is an instance of TensorFlow's"
         half, end = one["counts"]["250"], one["counts"]["499"]
+        # In 250 steps. TensorFlow's RPC starts a thread or opens a file for a moment.
         assert end["threads"] <= half["threads"] + 2
-        assert end["files"] <= half["files"]
+        assert end["files"] <= half["files"] + 2
         assert end["resident"] - half["resident"] < 8 << 20
 
 
