@@ -21,7 +21,7 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_checkpoint import check
 from tf_sparse_ps.errors import AccessError, DamagedFileError, Error
-from tf_sparse_ps.folders import Folder, Trust
+from tf_sparse_ps.folders import PROBE, Folder, Trust
 from tf_sparse_ps.node import job_folder
 from tf_sparse_ps.table.path_claim import claimed
 
@@ -197,13 +197,16 @@ def test_leftovers_of_the_other_user_stay_and_links_in_own_ones_are_not_followed
         (team / ".removing-step-000000000001-aaaaaaaa").symlink_to(home)
         (team / ".saving-step-000000000001-bbbbbbbb").mkdir()
         (team / ".saving-step-000000000001-bbbbbbbb" / "file").touch()
+        (team / f"{PROBE}theirs").symlink_to(home / "thesis")
 
     assert attack(plant)
-    mine = team / ".removing-step-000000000002-cccccccc"
+    mine, probe = team / ".removing-step-000000000002-cccccccc", team / f"{PROBE}mine"
     mine.mkdir()
     (mine / "link").symlink_to(home)
+    probe.touch()
     assert soon(lambda: save(CheckpointDirectory(team), 3)) is None
     assert not mine.exists()
+    assert not probe.exists()
     assert (team / ".saving-step-000000000001-bbbbbbbb" / "file").exists()
     assert (home / "thesis").read_text() == "precious"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tf_sparse_ps.errors import AccessError, DamagedFileError
-from tf_sparse_ps.folders import Folder, Trust, open_regular, read_regular
+from tf_sparse_ps.folders import PROBE, Folder, Trust, open_regular, read_regular
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -186,3 +187,29 @@ def test_only_regular_files_are_opened_and_nothing_blocks(base: Path) -> None:
         os.close(folder.open_file("file", os.O_RDONLY))
         with pytest.raises(AccessError, match="fifo is a FIFO"):
             folder.open_file("fifo", os.O_RDONLY)
+
+
+def test_the_owner_of_new_files_is_found_also_where_every_file_has_a_name(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[list[str]] = []
+    with Folder.open(base, Trust.OWN) as folder:
+        real_open, real_fstat = os.open, os.fstat
+
+        def fstat(descriptor: int) -> os.stat_result:
+            names.append(folder.names())
+            return real_fstat(descriptor)
+
+        monkeypatch.setattr(os, "fstat", fstat)
+        assert folder.own_uid() == os.geteuid()
+        assert names == [[]], "a process that is killed here leaves nothing"
+
+        def open_named(path: str, flags: int, *arguments: int, **keywords: int) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "no files without a name, as on NFS")
+            return real_open(path, flags, *arguments, **keywords)
+
+        monkeypatch.setattr(os, "open", open_named)
+        assert folder.own_uid() == os.geteuid()
+        assert [name.startswith(PROBE) for name in names[-1]] == [True]
+        assert folder.names() == []

@@ -34,7 +34,7 @@ from tf_sparse_ps.checkpoints.stored_checkpoint import (
     is_damage,
 )
 from tf_sparse_ps.errors import AccessError, DamagedFileError, NotFoundError, TableError
-from tf_sparse_ps.folders import Folder, Trust, remove_folder
+from tf_sparse_ps.folders import PROBE, Folder, Trust, remove_folder
 from tf_sparse_ps.table.path_claim import claimed
 
 _SAVING, _REMOVING = ".saving-", ".removing-"
@@ -303,6 +303,10 @@ class CheckpointDirectory:
         with Folder.open(self.path, Trust.GROUP) as directory:
             owner = directory.own_uid()
             for name in directory.names():
+                if name.startswith(PROBE):
+                    with contextlib.suppress(OSError):
+                        directory.unlink(name)
+                    continue
                 with contextlib.suppress(AccessError):  # another user's, who removes it
                     if name.startswith(_SAVING):
                         self._remove_aside(self.path / name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from types import TracebackType
 from typing import IO
@@ -16,6 +16,9 @@ from tf_sparse_ps.folders import path_walk
 from tf_sparse_ps.folders.path_walk import Trust
 
 _PRIVATE = 0o700
+_PRIVATE_FILE = 0o600
+# The names of files that `own_uid` creates begin with this. A process that is killed there can leave one.
+PROBE = ".owner-probe-"
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",
@@ -132,7 +135,9 @@ class Folder:
         if os.fstat(self.descriptor).st_mode & 0o077:
             os.fchmod(self.descriptor, _PRIVATE)
 
-    def open_file(self, name: str, flags: int, mode: int = 0o600, *, error: type[TableError] = AccessError) -> int:
+    def open_file(
+        self, name: str, flags: int, mode: int = _PRIVATE_FILE, *, error: type[TableError] = AccessError
+    ) -> int:
         """Opens a regular file in this folder. A FIFO or a device cannot block the call.
 
         Args:
@@ -185,8 +190,19 @@ class Folder:
 
     def own_uid(self) -> int:
         """Returns the user id that files of this user get in this folder. A file server may map root to nobody."""
-        with tempfile.TemporaryFile(dir=f"/proc/self/fd/{self.descriptor}") as probe:
-            return os.fstat(probe.fileno()).st_uid
+        try:
+            probe = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, _PRIVATE_FILE, dir_fd=self.descriptor)
+            name = None
+        except OSError:  # file servers have no files without a name
+            name = f"{PROBE}{secrets.token_hex(8)}"
+            probe = self.open_file(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _PRIVATE_FILE)
+        try:
+            return os.fstat(probe).st_uid
+        finally:
+            os.close(probe)
+            if name is not None:
+                with contextlib.suppress(FileNotFoundError):  # another process of this user has removed it
+                    self.unlink(name)
 
     def _empty(self, owner: int) -> None:
         facts = os.fstat(self.descriptor)
@@ -226,7 +242,11 @@ def remove_folder(path: str | os.PathLike[str], trust: Trust) -> None:
 
 
 def open_regular(
-    path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600, *, error: type[TableError] = AccessError
+    path: str | os.PathLike[str],
+    flags: int = os.O_RDONLY,
+    mode: int = _PRIVATE_FILE,
+    *,
+    error: type[TableError] = AccessError,
 ) -> int:
     """Opens a regular file by its path. See `Folder.open_file`."""
     return _open_file(os.fspath(path), os.fspath(path), flags, mode, None, error)
