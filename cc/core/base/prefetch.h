@@ -15,6 +15,13 @@ inline void Prefetch(const void* address, size_t bytes) {
   for (size_t offset = 0; offset < end; offset += 64) __builtin_prefetch(begin + offset);
 }
 
+// Calls prefetch(j) for the item j that a loop reaches kAhead items after item i, if there is one
+// before `end`. Call it at the start of each round of the loop.
+template <size_t kAhead = 16, typename Fn>
+void PrefetchAhead(size_t i, size_t end, const Fn& prefetch) {
+  if (i + kAhead < end) prefetch(i + kAhead);
+}
+
 }  // namespace tsps
 
 #endif  // TFSPS_CORE_BASE_PREFETCH_H_

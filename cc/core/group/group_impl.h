@@ -90,7 +90,7 @@ struct TableMemory {
   Evictions evictions;           // for a tiered table
 };
 
-class PreparedChanges;
+class RowMutation;
 
 struct GroupWriter::Impl {
   Impl(const Group& group, ControlFile& control);
@@ -102,7 +102,7 @@ struct GroupWriter::Impl {
   StorageReserver reserver;
   BeforeImages images;                          // for scans
   std::vector<TableMemory> memory{kMaxTables};  // by place
-  std::unique_ptr<PreparedChanges> prepared;    // last, because it refers to the others
+  std::unique_ptr<RowMutation> prepared;        // last, because it refers to the others
 
   // Returns FailedPrecondition in a forked child, and while a change is prepared.
   Status CheckWriter(const Group& group) const;

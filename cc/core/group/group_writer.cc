@@ -9,7 +9,7 @@
 #include "core/group/group_impl.h"
 #include "core/group/mutation.h"
 #include "core/group/record_checks.h"
-#include "core/group/row_changes.h"
+#include "core/group/row_mutation.h"
 #include "core/group/table_number.h"
 #include "core/os/directory.h"
 #include "core/os/process_info.h"

@@ -32,7 +32,8 @@ void CopyRowsByPosition(const RowAt& row_at, PlaneType type, size_t dim, const i
       Prefetch(row_at(inverse[i]), row_bytes);
     }
     for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) Prefetch(row_at(inverse[i + kAhead]), row_bytes);
+      PrefetchAhead<kAhead>(i, end,
+                            [&](size_t next) { Prefetch(row_at(inverse[next]), row_bytes); });
       ReadRow(type, row_at(inverse[i]), dim, stream, out + i * dim);
     }
     if (stream) StreamFence();

@@ -102,7 +102,7 @@ void RowGather::CopyAll(float* out, Executor& executor) const {
   executor.ParallelFor(
       n_, std::max<size_t>(1, kCopyBytes / (dim * sizeof(float))), [&](size_t begin, size_t end) {
         for (size_t i = begin; i < end; ++i) {
-          if (i + kAhead < end) Prefetch(rows_[i + kAhead], row_bytes_);
+          PrefetchAhead<kAhead>(i, end, [&](size_t next) { Prefetch(rows_[next], row_bytes_); });
           ReadRow(config_->row_type, rows_[i], dim, /*stream=*/false, out + i * dim);
         }
       });

@@ -39,13 +39,25 @@ int64_t RowMarks::FirstRepeated(const std::vector<uint32_t>& rows,
   return repeated ? int64_t{positions[marked]} : -1;
 }
 
-Status RowMutation::Plan(const std::function<void(size_t p)>& visit) {
+Status RowMutation::PlanTables() {
   std::vector<Status> statuses(plans_.size());
-  ForEachPlan([&](size_t p) {
-    if (visit) visit(p);
-    statuses[p] = PlanTable(plans_[p]);
+  std::vector<Status> gradients(plans_.size());
+  ForEachPlan([&](RowPlan& plan) {
+    const auto p = static_cast<size_t>(&plan - plans_.data());
+    gradients[p] = CheckGradients(plan);
+    statuses[p] = PlanTable(plan);
   });
+  TSPS_RETURN_IF_ERROR(FirstError(gradients));
   return FirstError(statuses);
+}
+
+Status RowMutation::CheckGradients(const RowPlan& plan) {
+  if (!plan.update.has_value()) return Status();
+  const int64_t position = plan.update->gradients.FirstNonFinite(executor_);
+  if (position < 0) return Status();
+  return Error(Code::kInvalidArgument, "table ", group_.files(plan.table)->config().name,
+               ": the gradient of key ", plan.keys[position], " is not finite; step ", *step_,
+               " was not applied");
 }
 
 Status RowMutation::FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan) {
@@ -121,9 +133,7 @@ Status RowMutation::FindEntries(RowPlan& plan, const std::vector<int64_t>& keys)
   const TableState& state = StateOf(plan);
   for (size_t i = 0; i < keys.size(); ++i) {
     const int64_t key = keys[i];
-    if (i + RowPlanes::kAhead < keys.size()) {
-      PrefetchEntry(files, state, keys[i + RowPlanes::kAhead]);
-    }
+    PrefetchAhead(i, keys.size(), [&](size_t next) { PrefetchEntry(files, state, keys[next]); });
     const uint64_t hash = HashKey(key, state.index_seed);
     const uint32_t number = files.directory_entries()[DirectoryPosition(hash, state.depth)];
     TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries));

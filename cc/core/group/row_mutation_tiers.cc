@@ -23,11 +23,9 @@ Status Evict(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& count
              Executor& executor, int place, std::vector<int64_t> keys) {
   if (keys.empty()) return Status();
   RowMutation mutation(group, writer, counters, executor);
-  mutation.AddEvictions(place, std::move(keys));
-  TSPS_RETURN_IF_ERROR(mutation.Plan());
-  TSPS_RETURN_IF_ERROR(mutation.Prepare(/*is_step=*/false));
-  mutation.Begin();
-  mutation.WriteIndex();
+  TSPS_RETURN_IF_ERROR(mutation.PlanEvictions(place, std::move(keys)));
+  TSPS_RETURN_IF_ERROR(mutation.Reserve());
+  mutation.Write();
   mutation.Publish();
   return Status();
 }
@@ -167,9 +165,8 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
   TSPS_RETURN_IF_ERROR(moves.store->Leave(
       {keys.data(), places.data(), keys.size()}, n_evicted, [&](size_t i, char* payload) {
         const uint32_t row = plan.erased_rows[first + i];
-        if (i + RowPlanes::kAhead < n_evicted) {
-          records.Prefetch(plan.erased_rows[first + i + RowPlanes::kAhead]);
-        }
+        PrefetchAhead(i, n_evicted,
+                      [&](size_t next) { records.Prefetch(plan.erased_rows[first + next]); });
         records.Copy(row, payload);
         return records.KeyOf(row);
       }));
@@ -214,7 +211,7 @@ void RowMutation::AfterMoves(const RowPlan& plan, bool published) {
     evictions.Resize(StateOf(plan).rows);
     evictions.Taken(taken);
   }
-  if (plan.updates > 0) evictions.NextStep();
+  if (plan.n_updates() > 0) evictions.NextStep();
   CollapseFiles(plan);
   const size_t logged = plan.moves.n_evicted * plan.moves.payload_bytes;
   store.CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));

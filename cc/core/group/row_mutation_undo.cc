@@ -16,7 +16,7 @@ size_t Overwritten(const RowPlan& plan) {
 
 }  // namespace
 
-Status RowMutation::WriteUndo(bool is_step) {
+Status RowMutation::WriteUndo() {
   std::vector<size_t> row_bytes(plans_.size());
   size_t bytes = 0;
   size_t next_bytes = 0;  // of a step of the same keys, all of which exist then
@@ -31,17 +31,17 @@ Status RowMutation::WriteUndo(bool is_step) {
     if (Overwritten(plan) > 0) bytes += UndoFreeRowsBytes(Overwritten(plan));
     next_bytes += UndoRowsBytes(plan.n, row_bytes[p]);
   }
-  TSPS_RETURN_IF_ERROR(mutation_.Start(bytes, is_step ? next_bytes : 0));
+  TSPS_RETURN_IF_ERROR(mutation_.Start(bytes, is_step() ? next_bytes : 0));
   TSPS_FAULT_POINT("undo.reserved");
-  images_.assign(plans_.size(), nullptr);
   for (size_t p = 0; p < plans_.size(); ++p) {
-    const RowPlan& plan = plans_[p];
+    RowPlan& plan = plans_[p];
     if (!plan.existing.empty()) {
       const size_t n = plan.existing.size();
-      images_[p] = mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, row_bytes[p]));
-      images_[p]->planes = static_cast<uint32_t>(plan.planes);
-      images_[p]->row_bytes = static_cast<uint32_t>(row_bytes[p]);
-      char* const payload = UndoPayload(images_[p]);
+      plan.images =
+          mutation_.Append(UndoKind::kRows, plan.table, n, UndoRowsBytes(n, row_bytes[p]));
+      plan.images->planes = static_cast<uint32_t>(plan.planes);
+      plan.images->row_bytes = static_cast<uint32_t>(row_bytes[p]);
+      char* const payload = UndoPayload(plan.images);
       std::memset(payload, 0, UndoBlockOffset(n, row_bytes[p], 0));  // no block has its images yet
       auto* const rows = reinterpret_cast<uint32_t*>(payload);
       for (size_t i = 0; i < n; ++i) rows[i] = plan.rows[plan.existing[i]];
@@ -69,11 +69,6 @@ Status RowMutation::WriteUndo(bool is_step) {
   }
   mutation_.DeclareUndo();
   return Status();
-}
-
-void RowMutation::SaveImages(size_t p, size_t block) {
-  const RowPlan& plan = plans_[p];
-  SaveUndoBlock(images_[p], block, *group_.files(plan.table)->Planes(StateOf(plan)));
 }
 
 }  // namespace tsps

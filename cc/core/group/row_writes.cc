@@ -8,7 +8,7 @@
 #include "core/gradients/dedupe.h"
 #include "core/group/group.h"
 #include "core/group/group_impl.h"
-#include "core/group/row_changes.h"
+#include "core/group/row_mutation.h"
 
 namespace tsps {
 
@@ -18,10 +18,10 @@ GroupWriter::Impl::~Impl() = default;
 
 Status GroupWriter::Prepare(const RowChanges& changes, Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  auto prepared =
-      std::make_unique<PreparedChanges>(*group_.impl_, *impl_, group_.counters_, executor);
-  TSPS_RETURN_IF_ERROR(prepared->Prepare(group_, changes));
-  impl_->prepared = std::move(prepared);
+  auto mutation = std::make_unique<RowMutation>(*group_.impl_, *impl_, group_.counters_, executor);
+  TSPS_RETURN_IF_ERROR(mutation->Plan(group_, changes));
+  TSPS_RETURN_IF_ERROR(mutation->Reserve());
+  impl_->prepared = std::move(mutation);
   return Status();
 }
 
@@ -38,7 +38,7 @@ void GroupWriter::Publish() noexcept {
 }
 
 void GroupWriter::Abort() noexcept {
-  if (impl_->prepared != nullptr) impl_->prepared->Abort();
+  if (impl_->prepared != nullptr) impl_->prepared->Undo();
   impl_->prepared.reset();
 }
 

@@ -117,7 +117,6 @@ bool HasUndoBlock(const UndoRecordHeader& record, const char* payload, size_t bl
 }
 
 void SaveUndoBlock(UndoRecordHeader* record, size_t block, const PlaneList& list) {
-  constexpr size_t kAhead = 16;
   char* const payload = UndoPayload(record);
   const size_t n = UndoBlockRows(record->n, block);
   const uint32_t* const rows = reinterpret_cast<const uint32_t*>(payload) + block * kUndoBlock;
@@ -127,7 +126,7 @@ void SaveUndoBlock(UndoRecordHeader* record, size_t block, const PlaneList& list
     const Plane& plane = list.planes[p];
     const size_t bytes = plane.row_bytes;
     for (size_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) Prefetch(plane.row(rows[i + kAhead]), bytes);
+      PrefetchAhead(i, n, [&](size_t next) { Prefetch(plane.row(rows[next]), bytes); });
       if (bytes % 32 == 0) {
         sum.AddCopy(plane.row(rows[i]), bytes, to + i * bytes);
       } else {
