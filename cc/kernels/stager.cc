@@ -16,13 +16,13 @@
 namespace tsps {
 namespace {
 
-// How often it looks whether training has come far enough for a pass to be read.
+// How often the thread checks whether training has come far enough for a pass to be read.
 constexpr std::chrono::milliseconds kPoll{10};
-// After so long without another batch a pass is read as it is: the dataset has ended, or is slow.
+// After this time without another batch an incomplete pass is read: the dataset has ended, or is
+// slow.
 constexpr uint64_t kPatienceNs = 200'000'000;
-constexpr size_t kMostStreams = 64;  // that are remembered without a batch that waits
 
-// Within how many steps what is announced will have been used.
+// Returns the number of steps within which training will have used an announced batch.
 uint64_t StepsAhead(const Stager::Batch& batch) {
   return 2 * static_cast<uint64_t>(batch.pass) + 2;
 }
@@ -40,38 +40,25 @@ Stager::Counters Stager::counters() {
   return counters_;
 }
 
+bool Stager::Stream::IsOf(const Batch& batch) const {
+  return dataset == batch.dataset && table == batch.table.table && group == batch.table.owner.get();
+}
+
 Stager::Stream& Stager::StreamOf(const Batch& batch) {
-  for (Stream& one : streams_) {
-    if (one.dataset == batch.dataset && one.table == batch.table.table &&
-        one.group == batch.table.owner.get()) {
-      return one;
-    }
-  }
-  if (streams_.size() >= kMostStreams) {
-    streams_.remove_if([](const Stream& one) { return one.waiting.empty(); });
-  }
-  Stream& added = streams_.emplace_back();
-  added.dataset = batch.dataset;
-  added.group = batch.table.owner.get();
-  added.table = batch.table.table;
-  return added;
+  return streams_.Find([&](const Stream& stream) { return stream.IsOf(batch); },
+                       Stream{batch.dataset, batch.table.owner.get(), batch.table.table});
 }
 
-void Stager::DropFirst(Stream* stream) {
-  stream->waiting.pop_front();
-  ++counters_.dropped;
-}
-
-int64_t Stager::Advance(Stream* stream) {
-  const Batch& last = stream->waiting.back().batch;
-  // Training makes a step of each batch; evaluation makes none, but takes them off the queue.
-  const auto steps = static_cast<int64_t>(last.table.group().step() - stream->first_step);
+int64_t Stager::Advance(Stream& stream) {
+  const Batch& last = stream.batches.back().batch;
+  // Training makes a step of each batch. Evaluation makes none, but takes batches off the queue.
+  const auto steps = static_cast<int64_t>(last.table.group().step() - stream.first_step);
   const int64_t position = std::max(steps, last.index - 2 * last.pass - 1);
-  while (!stream->staged.empty() && stream->staged.front().last < position) {
-    stream->staged.pop_front();
+  while (!stream.staged.empty() && stream.staged.front().last < position) {
+    stream.staged.pop_front();
   }
-  while (stream->waiting.size() > 1 && stream->waiting.front().batch.index < position) {
-    DropFirst(stream);
+  while (stream.batches.size() > 1 && stream.batches.front().batch.index < position) {
+    stream.batches.DropFirst(1, [this](const Waiting&) { ++counters_.dropped; });
   }
   return position;
 }
@@ -86,16 +73,15 @@ Status Stager::Announce(const Batch& batch, const int64_t* ids, size_t n) {
       batch.table.group().Announce(batch.table.table, keys.data(), keys.size(), StepsAhead(batch)));
   const std::lock_guard<std::mutex> lock(mutex_);
   Stream& stream = StreamOf(batch);
-  if (batch.index == 0) {
-    while (!stream.waiting.empty()) DropFirst(&stream);
+  if (stream.batches.Begin(batch.index, [this](const Waiting&) { ++counters_.dropped; })) {
     stream.staged.clear();
     stream.first_step = announced.step;
   }
   ++counters_.batches;
   stream.announced_ns = NowNs();
-  stream.room = announced.room;
-  stream.waiting.push_back({batch, std::move(announced.absent)});
-  Advance(&stream);
+  stream.capacity = announced.room;
+  stream.batches.Add({batch, std::move(announced.absent)});
+  Advance(stream);
   Wake();
   return Status();
 }
@@ -104,9 +90,11 @@ void Stager::AnnouncePass(const TableHandle& table, int64_t pass, std::vector<in
   const std::lock_guard<std::mutex> lock(mutex_);
   const Batch batch{kOtherNodes, 0, pass, table};
   Stream& stream = StreamOf(batch);
-  // One that is still to be read is late: it would come after those that need it.
-  while (stream.waiting.size() > 1) DropFirst(&stream);
-  stream.waiting.push_back({batch, std::move(keys)});
+  // Earlier passes that were not read are late: their rows would arrive after those that need them.
+  while (stream.batches.size() > 1) {
+    stream.batches.DropFirst(1, [this](const Waiting&) { ++counters_.dropped; });
+  }
+  stream.batches.Add({batch, std::move(keys)});
   ++counters_.batches;
   Wake();
 }
@@ -119,49 +107,57 @@ void Stager::Wake() {
   changed_.notify_one();
 }
 
-size_t Stager::Ready(Stream* stream, uint64_t now) {
-  if (stream->waiting.empty()) return 0;
-  if (stream->dataset == kOtherNodes) return 1;
-  const int64_t position = Advance(stream);
-  const Batch& first = stream->waiting.front().batch;
-  size_t n = 0, keys = 0, outstanding = 0;
-  bool full = false;
-  for (const Waiting& one : stream->waiting) {
-    full = static_cast<int64_t>(n) == first.pass ||
-           (n > 0 && keys + one.keys.size() > stream->room / 2);
-    if (full) break;
-    keys += one.keys.size();
-    ++n;
+Stager::Candidate Stager::FirstPass(const Stream& stream) {
+  Candidate pass;
+  const auto most = static_cast<size_t>((*stream.batches.begin()).batch.pass);
+  for (const Waiting& waiting : stream.batches) {
+    pass.complete = pass.n > 0 && pass.keys + waiting.keys.size() > stream.capacity / 2;
+    if (pass.complete || pass.n == most) break;
+    pass.keys += waiting.keys.size();
+    ++pass.n;
   }
-  full |= static_cast<int64_t>(n) == first.pass;
-  for (const Pass& one : stream->staged) outstanding += one.keys;
-  const bool ended = now - stream->announced_ns > kPatienceNs;
-  if (first.index <= position + 1) return n;
-  if (outstanding + keys > stream->room && !ended) return 0;
-  return full || ended || first.index <= position + first.pass ? n : 0;
+  pass.complete |= pass.n == most;
+  return pass;
+}
+
+size_t Stager::Ready(Stream& stream, uint64_t now) {
+  if (stream.batches.empty()) return 0;
+  if (stream.dataset == kOtherNodes) return 1;
+  const int64_t position = Advance(stream);
+  const Batch& first = stream.batches.front().batch;
+  const Candidate pass = FirstPass(stream);
+  // Training needs the pass now, even if it is incomplete or there is little space.
+  if (first.index <= position + 1) return pass.n;
+  size_t outstanding = pass.keys;
+  for (const Pass& staged : stream.staged) outstanding += staged.keys;
+  const bool waits_in_vain = now - stream.announced_ns > kPatienceNs;
+  if (outstanding > stream.capacity && !waits_in_vain) return 0;
+  const bool is_near = first.index <= position + first.pass;
+  return pass.complete || waits_in_vain || is_near ? pass.n : 0;
+}
+
+std::vector<Stager::Waiting> Stager::TakePass(Stream& stream, size_t n) {
+  std::vector<Waiting> pass;
+  size_t keys = 0;
+  for (size_t i = 0; i < n; ++i) {
+    pass.push_back(stream.batches.TakeFirst());
+    keys += pass.back().keys.size();
+  }
+  if (stream.dataset != kOtherNodes) stream.staged.push_back({pass.back().batch.index, keys});
+  return pass;
 }
 
 std::vector<Stager::Waiting> Stager::Next() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    bool some = false;
     for (auto stream = streams_.begin(); stream != streams_.end(); ++stream) {
-      Stream& one = *stream;
-      const size_t n = Ready(&one, NowNs());
-      some |= !one.waiting.empty();
+      const size_t n = Ready(*stream, NowNs());
       if (n == 0) continue;
-      std::vector<Waiting> pass;
-      size_t keys = 0;
-      for (size_t i = 0; i < n; ++i) {
-        pass.push_back(std::move(one.waiting.front()));
-        keys += pass.back().keys.size();
-        one.waiting.pop_front();
-      }
-      if (one.dataset != kOtherNodes) one.staged.push_back({pass.back().batch.index, keys});
-      streams_.splice(streams_.end(), streams_, stream);  // others come before it
+      std::vector<Waiting> pass = TakePass(*stream, n);
+      streams_.MoveToEnd(stream);  // other streams are next
       return pass;
     }
-    some ? void(changed_.wait_for(lock, kPoll)) : changed_.wait(lock);
+    streams_.AnyBatch() ? void(changed_.wait_for(lock, kPoll)) : changed_.wait(lock);
   }
 }
 
@@ -169,13 +165,13 @@ void Stager::Stage(std::vector<Waiting> pass) {
   const uint64_t began = NowNs();
   const Batch& first = pass[0].batch;
   std::vector<int64_t> keys;
-  for (Waiting& one : pass) {
-    keys.insert(keys.end(), one.keys.begin(), one.keys.end());
-    std::vector<int64_t>().swap(one.keys);
+  for (Waiting& waiting : pass) {
+    keys.insert(keys.end(), waiting.keys.begin(), waiting.keys.end());
+    std::vector<int64_t>().swap(waiting.keys);
   }
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-  // Whoever needs the rows reads them then, and learns what is wrong.
+  // If this fails, the step that needs the rows reads them, and reports the error.
   const Status staged =
       first.table.group().Stage(first.table.table, keys.data(), keys.size(), StepsAhead(first));
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -190,7 +186,7 @@ void Stager::Stage(std::vector<Waiting> pass) {
 }
 
 void Stager::Run() {
-  // Behind those that train.
+  // Threads that train come first.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 10);
   while (true) Stage(Next());
 }

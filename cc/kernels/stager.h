@@ -1,7 +1,7 @@
-// Stager: reads the rows that coming batches need from disks, on a thread of its own.
+// Stager: reads the rows that coming batches need from disk, on a thread of its own.
 //
-// A dataset announces its batches, up to two passes ahead of training. What they have on disk is
-// read a pass at a time: sorted by place, so that near rows take one access.
+// A dataset announces its batches, up to two passes ahead of training. The rows of a pass that are
+// on disk are read together, sorted by place, so that near rows take one access.
 #ifndef TFSPS_KERNELS_STAGER_H_
 #define TFSPS_KERNELS_STAGER_H_
 
@@ -9,33 +9,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <list>
 #include <mutex>
 #include <vector>
 
+#include "core/base/announced_batches.h"
 #include "core/base/status.h"
 #include "kernels/group_registry.h"
 
 namespace tsps {
 
-// Thread-safe. Of a process.
+// The stager of the process. Thread-safe.
 class Stager {
  public:
   static Stager& Get();
 
   struct Batch {
-    int64_t dataset;  // which one
-    int64_t index;  // in an iterator; 0 begins one, and what the one before it announced is dropped
-    int64_t pass;   // batches that are read together; two passes are announced ahead of training
+    int64_t dataset;
+    int64_t index;  // in an iterator; 0 begins one, and drops the batches of the one before it
+    int64_t pass;   // number of batches that are read together
     TableHandle table;
     uint32_t nodes = 1, node = 0;
   };
-  // A batch of a dataset will look these ids up, any of them any number of times. Of a table that
-  // is spread over `nodes` nodes, those that `node` has count.
+  // Announces that a batch of a dataset will look up these ids, each of them any number of times.
+  // If the table is spread over `nodes` nodes, only ids that `node` owns count.
   Status Announce(const Batch& batch, const int64_t* ids, size_t n);
 
-  // Other nodes will ask for these keys within two passes of so many batches: what they have on
-  // disk is read as soon as the passes before it are. Waits for nothing.
+  // Announces that other nodes will ask for these keys within two passes of `pass` batches. Their
+  // rows on disk are read as soon as the passes before them are. Waits for nothing.
   void AnnouncePass(const TableHandle& table, int64_t pass, std::vector<int64_t> keys);
 
   struct Counters {
@@ -46,44 +46,53 @@ class Stager {
  private:
   struct Waiting {
     Batch batch;
-    std::vector<int64_t> keys;  // that had no row in memory
+    std::vector<int64_t> keys;  // keys that had no row in memory
   };
   static constexpr int64_t kOtherNodes = -1;  // in place of a dataset
+  static constexpr size_t kMostStreams = 64;  // remembered without a batch
   struct Pass {
-    int64_t last;  // of its batches
+    int64_t last;  // index of its last batch
     size_t keys;
   };
-  // What one dataset announces of one table.
+  // The batches that one dataset announces for one table.
   struct Stream {
+    bool IsOf(const Batch& batch) const;
+
     int64_t dataset = 0;
-    const OpenGroup* group = nullptr;  // to compare
+    const OpenGroup* group = nullptr;  // only compared
     int table = 0;
-    uint64_t first_step = 0;  // that was committed when the iterator began
+    uint64_t first_step = 0;  // the step that was committed when the iterator began
     uint64_t announced_ns = 0;
-    size_t room = 0;  // rows that may have been read and not been needed yet
-    std::deque<Waiting> waiting;
-    std::deque<Pass> staged;
+    size_t capacity = 0;  // number of rows that may be read before training uses them
+    AnnouncedBatches<Waiting> batches = {};
+    std::deque<Pass> staged = {};  // passes that were read and are not used yet
   };
 
-  Stager() = default;
-  // Under mutex_.
+  Stager() : streams_(kMostStreams) {}
+  // All of these are called with mutex_ locked.
   Stream& StreamOf(const Batch& batch);
-  void DropFirst(Stream* stream);
-  // Forgets what is past. Returns the batch that training has come to.
-  int64_t Advance(Stream* stream);
-  // How many batches are a pass that is to be read now; 0: none.
-  size_t Ready(Stream* stream, uint64_t now);
-
-  // Under mutex_.
+  // Forgets batches that training has passed. Returns the index of the batch that it has reached.
+  int64_t Advance(Stream& stream);
+  // Returns the first batches of a stream that can be read together.
+  struct Candidate {
+    size_t n = 0;
+    size_t keys = 0;
+    bool complete = false;  // no further batch would be added
+  };
+  static Candidate FirstPass(const Stream& stream);
+  // Returns the number of batches that make up a pass to be read now; 0: none.
+  size_t Ready(Stream& stream, uint64_t now);
+  std::vector<Waiting> TakePass(Stream& stream, size_t n);
   void Wake();
+
   void Run();
-  // The next pass; waits for it.
+  // Waits for the next pass, and returns it.
   std::vector<Waiting> Next();
   void Stage(std::vector<Waiting> pass);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::list<Stream> streams_;
+  AnnouncedStreams<Stream> streams_;
   Counters counters_;
   bool started_ = false;
 };

@@ -27,23 +27,23 @@ void LookUp(RowsAhead& ahead, const std::vector<int64_t>& keys, bool known = tru
   ahead.LookUp(keys.data(), keys.size(), known);
 }
 
-TEST(KeySetTest, NumbersKeysInTheOrderInWhichTheyCome) {
+TEST(KeyNumbersTest, NumbersKeysInTheOrderInWhichTheyCome) {
   std::mt19937_64 random(3);
-  KeySet set;
+  KeyNumbers numbers;
   std::map<int64_t, uint32_t> model;
   for (int round = 0; round < 3; ++round) {
-    EXPECT_FALSE(set.Has(5));
+    EXPECT_FALSE(numbers.Has(5));
     for (int i = 0; i < 5000; ++i) {
       const auto key = static_cast<int64_t>(random() % 4000) - 2000;
       model.emplace(key, static_cast<uint32_t>(model.size()));
-      set.Add(key);
+      ASSERT_EQ(numbers.Add(key), model.at(key));
     }
-    ASSERT_EQ(set.size(), model.size());
+    ASSERT_EQ(numbers.size(), model.size());
     for (int64_t key = -2100; key < 2100; ++key) {
       const auto found = model.find(key);
-      ASSERT_EQ(set.NumberOf(key), found == model.end() ? KeySet::kNone : found->second);
+      ASSERT_EQ(numbers.NumberOf(key), found == model.end() ? KeyNumbers::kNone : found->second);
     }
-    set.Clear();
+    numbers.Clear();
     model.clear();
   }
 }

@@ -11,99 +11,94 @@
 namespace tsps {
 namespace {
 
-// So many look-ups passed over, and more than were taken, or so many steps of which none was
-// announced, after others were: what is announced is not what is looked up.
+// The announced lookups are not those that training makes, if this many batches were passed over,
+// and more than lookups were taken; or if no lookup of this many steps was announced, although
+// earlier ones were.
 constexpr uint64_t kPassedOver = 3 * StagingQueue::kMost;
 constexpr uint64_t kStepsWithout = 64;
 
 }  // namespace
 
-StagedLookup::StagedLookup(std::vector<int64_t> of) : ids(std::move(of)), inverse(ids.size()) {
+StagedLookup::StagedLookup(std::vector<int64_t> announced)
+    : ids(std::move(announced)), inverse(ids.size()) {
   keys = Dedupe({{ids.data(), ids.size(), inverse.data()}});
 }
 
 uint64_t StagedLookup::Fingerprint(const int64_t* ids, size_t n) {
-  // Four chains, which the processor follows side by side.
+  // The processor computes the four chains in parallel.
   uint64_t chains[4] = {n, 1, 2, 3};
   for (size_t i = 0; i < n; ++i) {
     uint64_t& chain = chains[i % 4];
     chain = (chain ^ static_cast<uint64_t>(ids[i])) * 0x9FB21C651E98DF25ULL;
     chain ^= chain >> 32;
   }
-  uint64_t all = 0;
-  for (const uint64_t chain : chains) all = HashKey(static_cast<int64_t>(all ^ chain), all);
-  return all;
+  uint64_t hash = 0;
+  for (const uint64_t chain : chains) hash = HashKey(static_cast<int64_t>(hash ^ chain), hash);
+  return hash;
 }
 
-// --- in the dataset ---
+// --- The dataset. ---
 
 void StagingQueue::Add(int64_t index, std::vector<StagedLookup> lookups) {
+  if (lookups.empty()) return;
   Batch batch;
   std::vector<IdSpan> spans;
-  for (StagedLookup& one : lookups) {
-    Entry entry;
-    entry.fingerprint = StagedLookup::Fingerprint(one.ids.data(), one.ids.size());
+  for (const StagedLookup& lookup : lookups) {
+    Entry& entry = batch.entries.emplace_back();
+    entry.fingerprint = StagedLookup::Fingerprint(lookup.ids.data(), lookup.ids.size());
     if (lookups.size() > 1) {
-      entry.in_batch.resize(one.keys.size());
-      spans.push_back({one.keys.data(), one.keys.size(), entry.in_batch.data()});
+      entry.in_batch.resize(lookup.keys.size());
+      spans.push_back({lookup.keys.data(), lookup.keys.size(), entry.in_batch.data()});
     }
-    batch.entries.push_back(std::move(entry));
   }
-  if (lookups.empty()) return;
-  const std::vector<int64_t> all = lookups.size() > 1 ? Dedupe(spans) : lookups[0].keys;
+  const std::vector<int64_t> keys = lookups.size() > 1 ? Dedupe(spans) : lookups[0].keys;
 
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (index == 0) {
-    while (!batches_.empty()) DropFirst();
-    directory_.DropStaged();
-  }
-  size_t waiting = 0;
-  for (const Batch& one : batches_) waiting += !one.matched;
-  // The directory drops its first, too, but what was matched before it is not there any more.
-  for (; waiting >= kMost; --waiting) {
-    while (batches_.front().matched) DropFirst();
+  const bool begins = batches_.Begin(index, [this](const Batch& dropped) { Drop(dropped); });
+  if (begins) directory_.DropStaged();
+  auto n_unmatched = static_cast<size_t>(std::count_if(
+      batches_.begin(), batches_.end(), [](const Batch& waiting) { return !waiting.matched; }));
+  // The directory drops its first batch, too, but no longer has batches that were matched.
+  for (; n_unmatched >= kMost; --n_unmatched) {
+    while (batches_.front().matched) PassOverFirst();
     PassOverFirst();
   }
   batch.number = ++next_batch_;
   batch.step = step_;
-  const std::vector<uint8_t> absent = directory_.Stage(batch.number, all.data(), all.size());
+  const std::vector<uint8_t> absent = directory_.Stage(batch.number, keys.data(), keys.size());
   for (size_t l = 0; l < lookups.size(); ++l) {
     Entry& entry = batch.entries[l];
-    StagedLookup& one = lookups[l];
-    for (size_t i = 0; i < one.keys.size(); ++i) {
-      const size_t at = entry.in_batch.empty() ? i : static_cast<size_t>(entry.in_batch[i]);
-      if (absent[at]) one.copied.push_back(static_cast<uint32_t>(i));
+    StagedLookup& lookup = lookups[l];
+    for (size_t i = 0; i < lookup.keys.size(); ++i) {
+      const size_t key = entry.in_batch.empty() ? i : static_cast<size_t>(entry.in_batch[i]);
+      if (absent[key]) lookup.copied.push_back(static_cast<uint32_t>(i));
     }
-    if (!one.copied.empty()) {
+    if (!lookup.copied.empty()) {
       entry.copy = ++next_copy_;
       entry.state = State::kWaiting;
     }
-    entry.lookup = std::make_shared<const StagedLookup>(std::move(one));
+    entry.lookup = std::make_shared<const StagedLookup>(std::move(lookup));
   }
   counters_.announced += batch.entries.size();
-  batches_.push_back(std::move(batch));
+  batches_.Add(std::move(batch));
   changed_.notify_all();
 }
 
-void StagingQueue::DropFirst() {
-  uint64_t untaken = 0;
-  for (const Entry& entry : batches_.front().entries) {
-    untaken += entry.state != State::kTaken;
+void StagingQueue::Drop(const Batch& batch) {
+  for (const Entry& entry : batch.entries) {
+    counters_.dropped += entry.state != State::kTaken;
     if (entry.state == State::kCopied) removed_.push_back(entry.copy);
   }
-  counters_.dropped += untaken;
-  batches_.pop_front();
   changed_.notify_all();
 }
 
-// Training, or the dataset, has gone past it.
 void StagingQueue::PassOverFirst() {
   passed_over_ += !batches_.front().matched;
   if (passed_over_ >= kPassedOver && passed_over_ > counters_.taken) astray_ = true;
-  DropFirst();
+  batches_.DropFirst(1, [this](const Batch& dropped) { Drop(dropped); });
 }
 
-// --- the copier ---
+// --- The copier. ---
 
 StagingQueue::Entry* StagingQueue::FindCopy(int64_t copy) {
   for (Batch& batch : batches_) {
@@ -114,37 +109,46 @@ StagingQueue::Entry* StagingQueue::FindCopy(int64_t copy) {
   return nullptr;
 }
 
+StagingQueue::Entry* StagingQueue::FirstWaiting(Batch** batch) {
+  for (Batch& candidate : batches_) {
+    for (Entry& entry : candidate.entries) {
+      if (entry.state != State::kWaiting) continue;
+      *batch = &candidate;
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
 StagingQueue::Work StagingQueue::Next(int64_t copied) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (copied != 0) {
-    Entry* const made = FindCopy(copied);
-    if (made != nullptr && made->state == State::kCopying) {
-      made->state = State::kCopied;
-      counters_.rows_copied += made->lookup->copied.size();
+    Entry* const entry = FindCopy(copied);
+    if (entry != nullptr && entry->state == State::kCopying) {
+      entry->state = State::kCopied;
+      counters_.rows_copied += entry->lookup->copied.size();
     } else {
       removed_.push_back(copied);  // it was dropped meanwhile
     }
     changed_.notify_all();
   }
-  for (;;) {
+  while (!closed_) {
     Work work;
-    if ((work.closed = closed_)) return work;
-    work.astray = astray_ && !std::exchange(said_, astray_);
-    for (Batch& one : batches_) {
-      for (Entry& entry : one.entries) {
-        if (entry.state != State::kWaiting) continue;
-        entry.state = State::kCopying;
-        work.copy = entry.copy;
-        work.lookup = entry.lookup;
-        work.step = one.step;
-        break;
-      }
-      if (work.lookup != nullptr) break;
+    work.astray = astray_ && !std::exchange(astray_reported_, astray_);
+    Batch* batch = nullptr;
+    if (Entry* const entry = FirstWaiting(&batch); entry != nullptr) {
+      entry->state = State::kCopying;
+      work.copy = entry->copy;
+      work.lookup = entry->lookup;
+      work.step = batch->step;
     }
     work.removed = std::exchange(removed_, {});
     if (work.copy != 0 || work.astray || !work.removed.empty()) return work;
     changed_.wait(lock);
   }
+  Work closed;
+  closed.closed = true;
+  return closed;
 }
 
 void StagingQueue::Fail(int64_t copy) {
@@ -165,7 +169,7 @@ void StagingQueue::Close() {
   changed_.notify_all();
 }
 
-// --- in training ---
+// --- Training. ---
 
 bool StagingQueue::Entry::IsOf(const int64_t* ids, size_t n) const {
   return lookup->ids.size() == n && std::memcmp(lookup->ids.data(), ids, n * sizeof(int64_t)) == 0;
@@ -173,12 +177,12 @@ bool StagingQueue::Entry::IsOf(const int64_t* ids, size_t n) const {
 
 StagingQueue::Entry* StagingQueue::Find(uint64_t fingerprint, const int64_t* ids, size_t n,
                                         Batch** batch) {
-  for (Batch& one : batches_) {
-    for (Entry& entry : one.entries) {
+  for (Batch& candidate : batches_) {
+    for (Entry& entry : candidate.entries) {
       if (entry.state == State::kTaken || entry.fingerprint != fingerprint || !entry.IsOf(ids, n)) {
         continue;
       }
-      *batch = &one;
+      *batch = &candidate;
       return &entry;
     }
   }
@@ -188,7 +192,7 @@ StagingQueue::Entry* StagingQueue::Find(uint64_t fingerprint, const int64_t* ids
 bool StagingQueue::WouldWait(const int64_t* ids, size_t n) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return false;
-  // One at most is being copied: no fingerprint is needed to find it.
+  // At most one is being copied, so no fingerprint is needed to find it.
   for (const Batch& batch : batches_) {
     for (const Entry& entry : batch.entries) {
       if (entry.state == State::kCopying) return entry.IsOf(ids, n);
@@ -245,8 +249,8 @@ StagingQueue::Taken StagingQueue::Take(const int64_t* ids, size_t n) {
     const bool valid = batch->changes == changes_ && !batch->counts.empty();
     for (size_t c = 0; valid && c < taken.lookup->copied.size(); ++c) {
       const uint32_t i = taken.lookup->copied[c];
-      const size_t at = entry->in_batch.empty() ? i : static_cast<size_t>(entry->in_batch[i]);
-      if (!batch->counts[at] || taken.slots[i] != SlotDirectory::kNoSlot) continue;
+      const size_t key = entry->in_batch.empty() ? i : static_cast<size_t>(entry->in_batch[i]);
+      if (!batch->counts[key] || taken.slots[i] != SlotDirectory::kNoSlot) continue;
       taken.positions[i] = static_cast<int32_t>(c);
       ++counters_.rows_used;
     }
@@ -254,8 +258,8 @@ StagingQueue::Taken StagingQueue::Take(const int64_t* ids, size_t n) {
   entry->state = State::kTaken;
   ++counters_.taken;
   const bool done = std::all_of(batch->entries.begin(), batch->entries.end(),
-                                [](const Entry& one) { return one.state == State::kTaken; });
-  if (done) batches_.pop_front();
+                                [](const Entry& each) { return each.state == State::kTaken; });
+  if (done) batches_.TakeFirst();
   return taken;
 }
 

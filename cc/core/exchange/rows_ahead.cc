@@ -9,43 +9,35 @@ namespace tsps {
 namespace {
 
 constexpr size_t kSample = 32;         // keys by which a batch is recognised
-constexpr size_t kMostStreams = 16;    // datasets that are remembered without a batch
-constexpr size_t kMostKeys = 4 << 20;  // that are noted between two steps, as in a long evaluation
+constexpr size_t kMostKeys = 4 << 20;  // recorded between two steps, as in a long evaluation
 
 }  // namespace
 
-void RowsAhead::DropFirst(Stream* stream) {
-  stream->batches.pop_front();
-  stream->told -= stream->told > 0 ? 1 : 0;
-  ++counters_.dropped;
+void RowsAhead::DropFirst(Stream& stream, size_t n) {
+  stream.batches.DropFirst(n, [&](const auto&) { ++counters_.dropped; });
+  stream.n_passed -= std::min(stream.n_passed, n);
 }
 
 void RowsAhead::Announce(int64_t dataset, int64_t index, size_t pass, std::vector<int64_t> keys) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto stream = std::find_if(streams_.begin(), streams_.end(),
-                             [&](const Stream& one) { return one.dataset == dataset; });
-  if (stream == streams_.end()) {
-    if (streams_.size() >= kMostStreams) {
-      streams_.remove_if([](const Stream& one) { return one.batches.empty(); });
-    }
-    stream = streams_.insert(streams_.end(), Stream{dataset, pass, {}, 0});
-  }
-  while (index == 0 && !stream->batches.empty()) DropFirst(&*stream);
+  Stream& stream = streams_.Find(
+      [&](const Stream& candidate) { return candidate.dataset == dataset; }, Stream{dataset});
   ++counters_.announced;
-  stream->pass = pass_ = std::max<size_t>(1, pass);
-  stream->batches.push_back(std::move(keys));
-  while (stream->batches.size() > 2 * stream->pass + 2) DropFirst(&*stream);
+  stream.pass = pass_ = std::max<size_t>(1, pass);
+  if (stream.batches.Begin(index, [&](const auto&) { ++counters_.dropped; })) stream.n_passed = 0;
+  stream.batches.Add(std::move(keys));
+  const size_t most = 2 * stream.pass + 2;
+  DropFirst(stream, stream.batches.size() - std::min(stream.batches.size(), most));
 }
 
 bool RowsAhead::Announced() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return std::any_of(streams_.begin(), streams_.end(),
-                     [](const Stream& one) { return !one.batches.empty(); });
+  return streams_.AnyBatch();
 }
 
 void RowsAhead::LookUp(const int64_t* keys, size_t n, bool known) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!usable_) ahead_.Clear();  // the step that they were fetched beside was not made
+  if (!usable_) ahead_.Clear();  // the step was not made during which they arrived
   known_ = known_ && known && looked_up_.size() + n <= kMostKeys;
   if (!known_) return;
   looked_up_.Reserve(n);
@@ -69,7 +61,7 @@ RowsAhead::Taken RowsAhead::Take(const int64_t* keys, size_t n, size_t dim, uint
   if (!usable_ || dim != dim_ || version != version_) return taken;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t number = ahead_.NumberOf(keys[i]);
-    if (number == KeySet::kNone) continue;
+    if (number == KeyNumbers::kNone) continue;
     const float* const row = rows_.data() + number * dim;
     taken.rows.insert(taken.rows.end(), row, row + dim);
     taken.have[i] = 1;
@@ -78,23 +70,25 @@ RowsAhead::Taken RowsAhead::Take(const int64_t* keys, size_t n, size_t dim, uint
   return taken;
 }
 
+bool RowsAhead::IsLookedUp(const std::vector<int64_t>& batch) const {
+  const size_t stride = std::max<size_t>(1, batch.size() / kSample);
+  for (size_t i = 0; i < batch.size(); i += stride) {
+    if (!looked_up_.Has(batch[i])) return false;
+  }
+  return true;
+}
+
 std::vector<int64_t> RowsAhead::Next() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!known_ || looked_up_.size() == 0) return {};
-  const auto is_looked_up = [&](const std::vector<int64_t>& batch) {
-    const size_t stride = std::max<size_t>(1, batch.size() / kSample);
-    for (size_t i = 0; i < batch.size(); i += stride) {
-      if (!looked_up_.Has(batch[i])) return false;
-    }
-    return true;
-  };
   for (Stream& stream : streams_) {
-    const auto found = std::find_if(stream.batches.begin(), stream.batches.end(), is_looked_up);
-    if (found == stream.batches.end()) continue;
-    counters_.dropped += static_cast<uint64_t>(found - stream.batches.begin());
-    const auto past = static_cast<size_t>(found + 1 - stream.batches.begin());
-    stream.batches.erase(stream.batches.begin(), found + 1);
-    stream.told -= std::min(stream.told, past);
+    const auto current =
+        std::find_if(stream.batches.begin(), stream.batches.end(),
+                     [&](const std::vector<int64_t>& batch) { return IsLookedUp(batch); });
+    if (current == stream.batches.end()) continue;
+    DropFirst(stream, static_cast<size_t>(current - stream.batches.begin()));
+    stream.batches.TakeFirst();
+    stream.n_passed -= std::min<size_t>(stream.n_passed, 1);
     if (stream.batches.empty()) return {};
     std::vector<int64_t> next;
     for (const int64_t key : stream.batches.front()) {
@@ -107,17 +101,17 @@ std::vector<int64_t> RowsAhead::Next() {
 
 std::vector<int64_t> RowsAhead::NextPass() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  KeySet keys;
+  KeyNumbers keys;
   for (Stream& stream : streams_) {
-    const size_t n = std::min(stream.batches.size() - stream.told, stream.pass);
-    if (n < stream.pass && stream.told > 0) continue;
-    for (size_t b = stream.told; b < stream.told + n; ++b) {
+    const size_t n = std::min(stream.batches.size() - stream.n_passed, stream.pass);
+    if (n < stream.pass && stream.n_passed > 0) continue;
+    for (size_t b = stream.n_passed; b < stream.n_passed + n; ++b) {
       keys.Reserve(stream.batches[b].size());
       for (const int64_t key : stream.batches[b]) keys.Add(key);
     }
-    stream.told += n;
+    stream.n_passed += n;
   }
-  return keys.keys();
+  return keys.Keys();
 }
 
 size_t RowsAhead::pass() const {
