@@ -13,19 +13,19 @@ constexpr size_t kCopyGrain = 1024;
 
 constexpr uint64_t kPartSeed = 0xD6E8FEB86659FD93ULL;
 
-// Which of `parts` equal parts of the hash space a key belongs to.
+// Returns the part of the hash space, of `parts` equal ones, to which a key belongs.
 inline uint32_t PartOf(int64_t key, uint32_t parts) {
   const uint64_t hash = HashKey(key, kPartSeed);
   return static_cast<uint32_t>((static_cast<unsigned __int128>(hash) * parts) >> 64);
 }
 
-// A table's rows in a contribution; part p is [starts[p], starts[p + 1]).
+// The rows of a table in a contribution. Part p is [starts[p], starts[p + 1]).
 struct Grouped {
   uint32_t* starts;
   int64_t* keys;
   float* rows;
 
-  // `n`: null when it is in the area, as starts[n_parts].
+  // `n`: the number of rows; null: the area has it, as starts[n_parts].
   static Grouped Take(ArrayArea& area, size_t n_parts, const size_t* n, size_t dim) {
     Grouped grouped;
     grouped.starts = area.Take<uint32_t>(n_parts + 1);
@@ -36,7 +36,7 @@ struct Grouped {
   }
 };
 
-// A table's rows in what a rank has merged.
+// The rows of a table that a rank has merged.
 struct MergedRows {
   uint32_t* n;
   int64_t* keys;
@@ -95,13 +95,13 @@ void PartOrder::WriteArea(const std::vector<Contribution>& tables, uint32_t firs
   }
   ForEachItem(sizes, executor, [&](size_t t) {
     const size_t dim = tables[t].dim;
-    const uint32_t begin_of_all = starts_[t][first];
-    for (uint32_t p = 0; p <= n; ++p) grouped[t].starts[p] = starts_[t][first + p] - begin_of_all;
-    const uint32_t* const order = order_[t].data() + begin_of_all;
+    const uint32_t first_row = starts_[t][first];
+    for (uint32_t p = 0; p <= n; ++p) grouped[t].starts[p] = starts_[t][first + p] - first_row;
+    const uint32_t* const order = order_[t].data() + first_row;
     executor.ParallelFor(sizes[t], kCopyGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         grouped[t].keys[k] = tables[t].keys[order[k]];
-        if (dim == 0) continue;  // keys alone
+        if (dim == 0) continue;  // only keys
         std::memcpy(grouped[t].rows + k * dim, tables[t].rows + order[k] * dim,
                     dim * sizeof(float));
       }
@@ -139,11 +139,11 @@ void WriteMergedKeys(const std::vector<MergedGradients>& merged, const uint32_t*
   ArrayArea arrays(area);
   for (size_t t = 0; t < merged.size(); ++t) {
     const size_t n = merged[t].keys.size();
-    const MergedRows one = MergedRows::Take(arrays, &n, dims[t]);
-    *one.n = static_cast<uint32_t>(n);
-    std::copy(merged[t].keys.begin(), merged[t].keys.end(), one.keys);
-    std::copy(merged[t].counts.begin(), merged[t].counts.end(), one.counts);
-    rows->push_back(one.rows);
+    const MergedRows target = MergedRows::Take(arrays, &n, dims[t]);
+    *target.n = static_cast<uint32_t>(n);
+    std::copy(merged[t].keys.begin(), merged[t].keys.end(), target.keys);
+    std::copy(merged[t].counts.begin(), merged[t].counts.end(), target.counts);
+    rows->push_back(target.rows);
   }
 }
 

@@ -14,7 +14,7 @@
 
 namespace tsps {
 
-// A rank's gradient of one table: unique keys.
+// A rank's gradients of one table. Keys are unique.
 struct Contribution {
   const int64_t* keys;  // int64[n]
   const float* rows;    // float[n, dim]
@@ -28,11 +28,11 @@ class PartOrder {
   PartOrder() = default;
   PartOrder(const std::vector<Contribution>& tables, uint32_t parts, Executor& executor);
 
-  // Bytes of an area for the rows of parts [first, first + n).
+  // Returns the bytes of an area for the rows of parts [first, first + n).
   size_t AreaBytes(const std::vector<Contribution>& tables, uint32_t first, uint32_t n) const;
   void WriteArea(const std::vector<Contribution>& tables, uint32_t first, uint32_t n, char* area,
                  Executor& executor) const;
-  // Where the rows of a part are in a table's contribution, in the order of the part.
+  // The positions of a part's rows in a table's contribution, in the order of the part.
   struct Rows {
     const uint32_t* positions;
     size_t n;
@@ -44,16 +44,16 @@ class PartOrder {
   std::vector<std::vector<uint32_t>> order_;   // [table]: positions of rows, part by part
 };
 
-// Appends to sets[table] what an area written by WriteArea holds of part first + `part`.
+// Appends to sets[table] the rows of part first + `part` in an area that WriteArea wrote.
 void ReadContribution(char* area, uint32_t n_parts, uint32_t part, const uint32_t* dims,
                       std::vector<std::vector<GradientSet>>* sets);
 
-// Merged rows of each table, with counts.
+// Returns the bytes of an area for the merged rows of each table, with counts.
 size_t MergedAreaBytes(const std::vector<MergedGradients>& merged, const uint32_t* dims);
-// Lays out the area and copies keys and counts; rows[table] is where the rows go.
+// Lays out the area, and copies keys and counts. Sets rows[table] to the memory for the rows.
 void WriteMergedKeys(const std::vector<MergedGradients>& merged, const uint32_t* dims, char* area,
                      std::vector<float*>* rows);
-// One set per table.
+// Returns one set per table.
 std::vector<GradientSet> ReadMerged(char* area, size_t n_tables, const uint32_t* dims);
 
 }  // namespace tsps

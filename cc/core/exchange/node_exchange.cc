@@ -4,26 +4,24 @@
 #include <cstring>
 #include <utility>
 
-// Phases, counted from `base`, the end of the call before:
+// Phases of a call:
 //
-//   + 1                announced: the call, and how many rounds this rank needs
-//   + 2                contributed, in a call of one round: at once when this rank needs no more
-//   + 3 + 2 * round    contributed, in a call of several
-//   + 4 + 2 * round    merged its range; contributions of the round are read no more
+//   1                announced: the call, and the number of rounds that this rank needs
+//   2                contributed, in a call of one round. A rank that needs one skips phase 1
+//   3 + 2 * round    contributed, in a call of several rounds
+//   4 + 2 * round    merged its range. Contributions of the round are no longer read
 //
-// A rank may overwrite its contribution when all ranks have merged the round before, and what it
-// has published when the leader has drained that. In the same place lies, between, what Take hands
-// out.
+// A rank may overwrite its contribution when all ranks have merged the round before, and its
+// published gradients when the leader has drained them. In between, the same place holds the sums
+// that Take returns.
 namespace tsps {
 
 NodeExchange::NodeExchange(std::string folder, const Options& options,
                            std::unique_ptr<RankFile> own)
-    : local_rank_(static_cast<size_t>(options.local_rank)),
-      ranks_(static_cast<size_t>(options.local_size)),
-      mergers_(static_cast<size_t>(options.mergers == 0 ? options.local_size : options.mergers)),
-      window_(options.window),
-      peers_(std::move(folder), local_rank_, ranks_, std::move(own), counters_.waited_ns),
-      verdicts_(peers_) {}
+    : window_(options.window),
+      phases_(std::move(folder), {options.local_rank, options.local_size, options.mergers},
+              std::move(own), counters_.waited_ns),
+      verdicts_(phases_.peers()) {}
 
 NodeExchange::~NodeExchange() = default;
 
@@ -50,25 +48,6 @@ uint32_t NodeExchange::RoundsFor(size_t bytes, size_t window, size_t local_size)
       std::min(kMost, bytes / std::max<size_t>(1, window / local_size) + 1));
 }
 
-Status NodeExchange::Part(const std::function<Status()>& part) {
-  TSPS_RETURN_IF_ERROR(broken_);
-  if (!own().OwnedByThisProcess()) {
-    return Error(Code::kFailedPrecondition, "a forked child is no rank of the exchange in ",
-                 peers_.folder(), ". Start processes with the method `spawn` of multiprocessing");
-  }
-  Status status;
-  try {
-    status = part();
-  } catch (const std::exception& error) {  // in the middle of a call: the others must know
-    status = Error(Code::kResourceExhausted, "out of memory in a merge: ", error.what());
-  }
-  if (!status.ok()) {
-    broken_ = status;
-    peers_.TellFailure(status);
-  }
-  return status;
-}
-
 Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution>& tables,
                            Executor& executor, const Use& use) {
   TSPS_RETURN_IF_ERROR(Begin(call, tables, 0, executor));
@@ -81,7 +60,7 @@ Status NodeExchange::Merge(const MergeCall& call, const std::vector<Contribution
         TSPS_RETURN_IF_ERROR(MergeHere(sets, call.reduction, executor));
         CountMerged(ReadMerged(own().merged(), tables.size(), own().call().dims));
       }
-      Advance(own().live().phase, Merged(round));
+      phases_.Reach(Merged(round));
       TSPS_RETURN_IF_ERROR(Publish(round));
     }
     taken_ = put_ = rounds_;
@@ -97,94 +76,52 @@ Status NodeExchange::Begin(const MergeCall& call, const std::vector<Contribution
 
 Status NodeExchange::BeginCall(const MergeCall& call, const std::vector<Contribution>& tables,
                                uint32_t rounds, Executor& executor) {
-  if (begun_) {
-    return Error(Code::kFailedPrecondition, "operation '", call_.operation, "' of step ",
-                 call_.step, " was not finished before operation '", call.operation, "' of step ",
-                 call.step);
-  }
-  if (tables.size() > static_cast<size_t>(kMaxTables)) {
-    return Error(Code::kInvalidArgument, "an exchange is of at most ", kMaxTables,
-                 " tables. Received: ", tables.size());
-  }
-  if (call.operation.size() >= sizeof(ExchangeCall::operation)) {
-    return Error(Code::kInvalidArgument, "an operation's name has at most ",
-                 sizeof(ExchangeCall::operation) - 1, " characters. Received: '", call.operation,
-                 "'");
-  }
-  TSPS_RETURN_IF_ERROR(peers_.Open());
+  TSPS_RETURN_IF_ERROR(phases_.CheckCall(call, tables.size()));
+  TSPS_RETURN_IF_ERROR(phases_.peers().Open());
   size_t bytes = 0;
+  std::vector<size_t> dims;
   for (const Contribution& table : tables) {
+    dims.push_back(table.dim);
     bytes += table.n * RowBytes(table.dim);
     counters_.rows_contributed.fetch_add(table.n, std::memory_order_relaxed);
   }
   counters_.bytes_contributed.fetch_add(bytes, std::memory_order_relaxed);
-  const uint32_t needed = RoundsFor(bytes, window_, ranks_);
+  const uint32_t needed = RoundsFor(bytes, window_, phases_.n_ranks());
   if (rounds != 0 && rounds < needed) {
     return Error(Code::kInvalidArgument, "operation '", call.operation, "' of step ", call.step,
                  " needs ", needed, " rounds for ", bytes, " bytes. Received: ", rounds);
   }
-  const uint32_t wanted = std::max(rounds, needed);
-
-  call_ = call;
-  begun_ = true;
+  rounds_ = std::max(rounds, needed);
   taken_ = put_ = 0;
-  TSPS_RETURN_IF_ERROR(
-      peers_.AwaitAll(base_, call_));  // they have read this rank's last contribution
-  Announce(tables, wanted);
-  rounds_ = wanted;
-  if (wanted == 1) {
-    order_ = PartOrder(tables, static_cast<uint32_t>(mergers_), executor);
+  TSPS_RETURN_IF_ERROR(phases_.Begin(call, dims, static_cast<uint32_t>(call.reduction), rounds_));
+  const auto parts = static_cast<uint32_t>(phases_.n_parts());
+  if (rounds_ == 1) {
+    order_ = PartOrder(tables, parts, executor);
     TSPS_RETURN_IF_ERROR(Contribute(tables, 0, executor));
   } else {
-    Advance(own().live().phase, base_ + 1);
+    phases_.Reach(phases_.Phase(1));
   }
-  TSPS_RETURN_IF_ERROR(peers_.AwaitAll(base_ + 1, call_));
-  TSPS_ASSIGN_OR_RETURN(rounds_, peers_.AgreeOnRounds());
-  if (rounds_ > 1) {
-    order_ = PartOrder(tables, static_cast<uint32_t>(mergers_) * rounds_, executor);
-  }
+  TSPS_RETURN_IF_ERROR(phases_.AwaitAll(phases_.Phase(1)));
+  TSPS_ASSIGN_OR_RETURN(rounds_, phases_.peers().AgreeOnRounds());
+  if (rounds_ > 1) order_ = PartOrder(tables, parts * rounds_, executor);
   reduced_.clear();
   for (size_t t = 0; IsLeader() && t < tables.size(); ++t) reduced_.emplace_back(tables[t].dim);
   return Status();
 }
 
-void NodeExchange::Announce(const std::vector<Contribution>& tables, uint32_t rounds) {
-  SetStep(call_.step);
-  ExchangeCall& announced = own().call();
-  announced.step = call_.step;
-  announced.reduction = static_cast<uint32_t>(call_.reduction);
-  std::memcpy(announced.operation, call_.operation.c_str(), call_.operation.size() + 1);
-  announced.tables = static_cast<uint32_t>(tables.size());
-  announced.rounds = rounds;
-  for (size_t t = 0; t < tables.size(); ++t) {
-    announced.dims[t] = static_cast<uint32_t>(tables[t].dim);
-  }
-}
-
 Status NodeExchange::Contribute(const std::vector<Contribution>& tables, uint32_t round,
                                 Executor& executor) {
-  std::atomic<uint64_t>& phase = own().live().phase;
-  if (phase.load(std::memory_order_relaxed) >= Contributed(round)) return Status();  // in Begin
-  if (round > 0) TSPS_RETURN_IF_ERROR(peers_.AwaitAll(Merged(round - 1), call_));
-  const auto parts = static_cast<uint32_t>(mergers_);
-  const size_t bytes = order_.AreaBytes(tables, round * parts, parts);
-  TSPS_RETURN_IF_ERROR(own().ReserveContribution(bytes));
-  order_.WriteArea(tables, round * parts, parts, own().contribution(), executor);
-  own().call().contribution_bytes = bytes;
-  Advance(phase, Contributed(round));
-  return Status();
+  // BeginCall may have contributed already.
+  if (own().live().phase.load(std::memory_order_relaxed) >= Contributed(round)) return Status();
+  if (round > 0) TSPS_RETURN_IF_ERROR(phases_.AwaitAll(Merged(round - 1)));
+  return phases_.Contribute(order_, tables, round * static_cast<uint32_t>(phases_.n_parts()),
+                            Contributed(round), executor);
 }
 
 Status NodeExchange::ReadRange(uint32_t round, std::vector<std::vector<GradientSet>>* sets) {
-  TSPS_RETURN_IF_ERROR(peers_.AwaitAll(Contributed(round), call_));
-  const ExchangeCall& mine = own().call();
-  sets->assign(mine.tables, {});
-  for (const RankFile* file : peers_.all()) {
-    TSPS_RETURN_IF_ERROR(file->CheckContribution(file->call().contribution_bytes));
-    ReadContribution(file->contribution(), static_cast<uint32_t>(mergers_),
-                     static_cast<uint32_t>(local_rank_), mine.dims, sets);
-  }
-  return Status();
+  TSPS_RETURN_IF_ERROR(phases_.AwaitAll(Contributed(round)));
+  sets->assign(own().call().tables, {});
+  return phases_.ReadPart(own().call().dims, sets);
 }
 
 Status NodeExchange::MergeHere(const std::vector<std::vector<GradientSet>>& sets,
@@ -206,8 +143,8 @@ Status NodeExchange::MergeHere(const std::vector<std::vector<GradientSet>>& sets
   WriteMergedKeys(merged, mine.dims, own().merged(), &rows);
   own().call().merged_bytes = bytes;
   ForEachItem(sizes, executor, [&](size_t t) {
-    statuses[t] =
-        MergeRows(sets[t], mine.dims[t], merged[t], reduction, call_.world_size, rows[t], executor);
+    statuses[t] = MergeRows(sets[t], mine.dims[t], merged[t], reduction, phases_.call().world_size,
+                            rows[t], executor);
   });
   return FirstError(statuses);
 }
@@ -215,9 +152,9 @@ Status NodeExchange::MergeHere(const std::vector<std::vector<GradientSet>>& sets
 Status NodeExchange::Take(uint32_t round, const std::vector<Contribution>& tables,
                           Executor& executor, std::vector<GradientSet>* sums) {
   return Part([&]() -> Status {
-    if (!begun_ || round >= rounds_ || round != taken_) {
+    if (!phases_.begun() || round >= rounds_ || round != taken_) {
       return Error(Code::kFailedPrecondition, "round ", round, " is not the next of the ",
-                   begun_ ? rounds_ : 0, " of operation '", call_.operation, "'");
+                   phases_.begun() ? rounds_ : 0, " of operation '", phases_.call().operation, "'");
     }
     ++taken_;
     TSPS_RETURN_IF_ERROR(Contribute(tables, round, executor));
@@ -225,15 +162,15 @@ Status NodeExchange::Take(uint32_t round, const std::vector<Contribution>& table
     if (Merges()) {
       std::vector<std::vector<GradientSet>> sets;
       TSPS_RETURN_IF_ERROR(ReadRange(round, &sets));
-      if (ranks_ == 1) {  // there is nothing to merge
-        for (const std::vector<GradientSet>& one : sets) sums->push_back(one.front());
+      if (phases_.n_ranks() == 1) {  // there is nothing to merge
+        for (const std::vector<GradientSet>& set : sets) sums->push_back(set.front());
       } else {
         TSPS_RETURN_IF_ERROR(MergeHere(sets, Reduction::kSum, executor));
         *sums = ReadMerged(own().merged(), tables.size(), own().call().dims);
       }
       CountMerged(*sums);
     }
-    Advance(own().live().phase, Merged(round));
+    phases_.Reach(Merged(round));
     return Status();
   });
 }
@@ -241,21 +178,23 @@ Status NodeExchange::Take(uint32_t round, const std::vector<Contribution>& table
 Status NodeExchange::Put(uint32_t round, const std::vector<TableSets>& tables, Executor& executor) {
   return Part([&]() -> Status {
     const ExchangeCall& mine = own().call();
-    if (!begun_ || !Merges() || round != put_ || put_ >= taken_ || tables.size() != mine.tables) {
+    if (!phases_.begun() || !Merges() || round != put_ || put_ >= taken_ ||
+        tables.size() != mine.tables) {
       return Error(Code::kFailedPrecondition, "what was sent in round ", round, " for ",
-                   tables.size(), " tables is not the next of operation '", call_.operation, "'");
+                   tables.size(), " tables is not the next of operation '",
+                   phases_.call().operation, "'");
     }
     ++put_;
     std::vector<std::vector<GradientSet>> sets;
     for (size_t t = 0; t < tables.size(); ++t) {
       if (tables[t].dim != mine.dims[t]) {
-        return Error(Code::kInvalidArgument, "in operation '", call_.operation, "' rows of table ",
-                     t, " have ", mine.dims[t], " floats here and ", tables[t].dim,
-                     " on another node");
+        return Error(Code::kInvalidArgument, "in operation '", phases_.call().operation,
+                     "' rows of table ", t, " have ", mine.dims[t], " floats here and ",
+                     tables[t].dim, " on another node");
       }
       sets.push_back(tables[t].sets);
     }
-    TSPS_RETURN_IF_ERROR(MergeHere(sets, call_.reduction, executor));
+    TSPS_RETURN_IF_ERROR(MergeHere(sets, phases_.call().reduction, executor));
     return Publish(round);
   });
 }
@@ -273,9 +212,10 @@ Status NodeExchange::Publish(uint32_t round) {
 
 Status NodeExchange::CollectPublished(uint32_t round) {
   const ExchangeCall& mine = own().call();
-  for (size_t r = 0; r < mergers_; ++r) {
-    const RankFile& file = *peers_.all()[r];
-    TSPS_RETURN_IF_ERROR(peers_.Await(file.live().published, Merged(round), file, call_));
+  for (size_t r = 0; r < phases_.n_parts(); ++r) {
+    const RankFile& file = *phases_.peers().all()[r];
+    TSPS_RETURN_IF_ERROR(
+        phases_.peers().Await(file.live().published, Merged(round), file, phases_.call()));
     TSPS_RETURN_IF_ERROR(file.CheckMerged(file.call().merged_bytes));
     const std::vector<GradientSet> sets = ReadMerged(file.merged(), mine.tables, mine.dims);
     for (size_t t = 0; t < sets.size(); ++t) {
@@ -286,17 +226,18 @@ Status NodeExchange::CollectPublished(uint32_t round) {
       }
     }
   }
-  // The last round's stay where they are until Finish.
+  // The gradients of the last round stay where they are until Finish.
   if (round + 1 < rounds_) Advance(own().live().drained, Merged(round));
   return Status();
 }
 
 Status NodeExchange::Finish(const Use& use) {
   return Part([&]() -> Status {
-    if (!begun_) return Error(Code::kFailedPrecondition, "no merge has begun in ", peers_.folder());
+    if (!phases_.begun())
+      return Error(Code::kFailedPrecondition, "no merge has begun in ", phases_.peers().folder());
     if (taken_ != rounds_ || (Merges() && put_ != rounds_)) {
-      return Error(Code::kFailedPrecondition, "operation '", call_.operation, "' of step ",
-                   call_.step, " was finished before its last round");
+      return Error(Code::kFailedPrecondition, "operation '", phases_.call().operation, "' of step ",
+                   phases_.call().step, " was finished before its last round");
     }
     const uint64_t end = Merged(rounds_ - 1);
     if (IsLeader()) {
@@ -304,8 +245,7 @@ Status NodeExchange::Finish(const Use& use) {
       reduced_.clear();
       Advance(own().live().drained, end);
     }
-    base_ = end;
-    begun_ = false;
+    phases_.End(end);
     order_ = PartOrder();
     counters_.calls.fetch_add(1, std::memory_order_relaxed);
     counters_.rounds.fetch_add(rounds_, std::memory_order_relaxed);
@@ -321,7 +261,8 @@ void NodeExchange::Leave() { own().live().left.store(1, std::memory_order_releas
 
 Status NodeExchange::AwaitDrained() {
   const uint64_t published = own().live().published.load(std::memory_order_relaxed);
-  return peers_.Await(peers_.leader().live().drained, published, peers_.leader(), call_);
+  return phases_.peers().Await(phases_.peers().leader().live().drained, published,
+                               phases_.peers().leader(), phases_.call());
 }
 
 }  // namespace tsps

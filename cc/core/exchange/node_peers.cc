@@ -11,7 +11,7 @@
 namespace tsps {
 namespace {
 
-constexpr int kLookMs = 100;  // between two looks at a rank that is awaited
+constexpr int kCheckMs = 100;  // between two checks whether a rank that is awaited lives
 
 Status FailureOf(const RankFile& peer) {
   if (peer.live().failed.load(std::memory_order_acquire) == 0) return Status();
@@ -79,28 +79,28 @@ Status NodePeers::Await(const std::atomic<uint64_t>& word, uint64_t target, cons
   const uint64_t timeout = static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
   uint64_t progress = peer.live().progress.load(std::memory_order_relaxed);
   uint64_t deadline = began + timeout;
-  uint64_t look = began + kLookMs * 1000000ull;
+  uint64_t next_check = began + kCheckMs * 1000000ull;
   while (seen < target) {
     TSPS_RETURN_IF_ERROR(FailureOf(peer));
-    FutexWait(word, seen, kLookMs);
+    FutexWait(word, seen, kCheckMs);
     seen = word.load(std::memory_order_acquire);
     const uint64_t now = NowNs();
-    if (seen >= target || now < look) continue;
-    look = now + kLookMs * 1000000ull;
+    if (seen >= target || now < next_check) continue;
+    next_check = now + kCheckMs * 1000000ull;
     if (call.cancelled != nullptr && call.cancelled->load()) {
       return Error(Code::kUnavailable, "operation '", call.operation, "' of step ", call.step,
                    " was cancelled");
     }
     if (&peer != own_.get() && !peer.Alive() && word.load(std::memory_order_acquire) < target) {
-      TSPS_RETURN_IF_ERROR(FailureOf(peer));  // it may have said why, since
+      TSPS_RETURN_IF_ERROR(FailureOf(peer));  // it may have reported the reason since
       return Error(Code::kUnavailable, "rank ", peer.live().rank.load(), " (pid ",
                    peer.live().pid.load(), ") ", peer.live().left.load() ? "ended" : "died",
                    " in step ", peer.live().step.load(), "; rank ", own_->live().rank.load(),
                    " was waiting for it in operation '", call.operation, "' of step ", call.step);
     }
-    const uint64_t so_far = peer.live().progress.load(std::memory_order_relaxed);
-    if (so_far != progress) {
-      progress = so_far;
+    const uint64_t reported = peer.live().progress.load(std::memory_order_relaxed);
+    if (reported != progress) {
+      progress = reported;
       deadline = now + timeout;
     }
     if (now >= deadline) return Late(peer, call, (now - began) / 1000000000);

@@ -1,5 +1,5 @@
-// NodePeers: the ranks of a node as one of them sees the others: what they have announced, how far
-// they are, and whether they still live.
+// NodePeers: the other ranks of a node, as one of them sees them: their calls, the phases that they
+// have reached, and whether they live.
 #ifndef TFSPS_CORE_EXCHANGE_NODE_PEERS_H_
 #define TFSPS_CORE_EXCHANGE_NODE_PEERS_H_
 
@@ -23,17 +23,17 @@ class NodePeers {
   NodePeers(std::string folder, size_t local_rank, size_t local_size, std::unique_ptr<RankFile> own,
             std::atomic<uint64_t>& waited_ns);
 
-  // Opens the other ranks' files, once: all must have joined. Thread-safe.
+  // Opens the other ranks' files, once. All ranks must have joined. Thread-safe.
   Status Open();
 
   const std::string& folder() const { return folder_; }
   RankFile& own() const { return *own_; }
-  // By local rank, this one included. Null until Open(), but this one's.
+  // Returns the files by local rank, this rank's included. The others are null until Open().
   const std::vector<const RankFile*>& all() const { return files_; }
   const RankFile& leader() const { return *files_[0]; }
 
-  // InvalidArgument unless what all ranks have announced is this rank's call. Returns the largest
-  // number of rounds that one of them needs.
+  // Returns the largest number of rounds that a rank needs. InvalidArgument: a rank has announced
+  // another call than this one.
   Result<uint32_t> AgreeOnRounds() const;
 
   // Waits until `word`, of `peer`'s file, is `target` or more. Unavailable: the rank died, or the
@@ -41,9 +41,9 @@ class NodePeers {
   // nor reported progress; the message says what is known of it.
   Status Await(const std::atomic<uint64_t>& word, uint64_t target, const RankFile& peer,
                const MergeCall& call);
-  // Waits until all ranks have come to a phase.
+  // Waits until all ranks have reached a phase.
   Status AwaitAll(uint64_t phase, const MergeCall& call);
-  // This rank can not go on: the others' waits for it end with that.
+  // Reports that this rank cannot continue. The others' waits for it end with this failure.
   void TellFailure(const Status& failure);
 
  private:

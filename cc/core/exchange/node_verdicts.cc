@@ -12,7 +12,7 @@ Status RanksDiffer() {
 
 namespace {
 
-// What a rank file says of a status: a statement's objection, or a verdict.
+// Writes a status to a statement, as its objection, or to a verdict.
 template <typename Record>
 void SetStatus(const Status& status, Record* to) {
   to->code = static_cast<uint32_t>(status.code());
@@ -33,7 +33,7 @@ void NodeVerdicts::PostStatement(int64_t step, uint64_t digest, const Status& ob
   posted.step = step;
   posted.digest = digest;
   SetStatus(objection, &posted);
-  // The leader has read the last one: this rank has its verdict on that step.
+  // The leader has read the last statement, because this rank has its verdict on that step.
   Advance(posted.count, statements_.fetch_add(1) + 1);
 }
 
@@ -60,7 +60,7 @@ void NodeVerdicts::PostVerdict(int64_t step, const Status& verdict) {
   ExchangeVerdict& posted = peers_.own().verdict();
   posted.step = step;
   SetStatus(verdict, &posted);
-  // The others have read the last one: they have taken part in the step that this one is of.
+  // The others have read the last verdict, because they have taken part in this step.
   Advance(posted.count, verdicts_.fetch_add(1) + 1);
 }
 

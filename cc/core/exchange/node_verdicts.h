@@ -4,8 +4,8 @@
 //   the leader   AwaitStatements, then PostVerdict
 //   the others   AwaitVerdict
 //
-// A statement says that its rank has the verdict on the step before, and a rank awaits a verdict
-// only after its statement: so each rank file has one place for either.
+// A rank posts a statement when it has the verdict on the step before, and awaits a verdict only
+// after its statement. So each rank file needs space for only one of either.
 #ifndef TFSPS_CORE_EXCHANGE_NODE_VERDICTS_H_
 #define TFSPS_CORE_EXCHANGE_NODE_VERDICTS_H_
 
@@ -18,10 +18,10 @@
 
 namespace tsps {
 
-// FailedPrecondition: ranks have different digests. Who compares them does not know what they are
-// of; the ranks then tell each other.
+// Returns FailedPrecondition, for ranks with different digests. The ranks then find out together
+// what differs.
 Status RanksDiffer();
-// An objection of a rank, for the others.
+// Returns an objection of a rank, for the others.
 Status OfRank(int64_t rank, const Status& objection);
 
 class NodeVerdicts {
@@ -29,24 +29,24 @@ class NodeVerdicts {
   // `peers` must outlive this.
   explicit NodeVerdicts(NodePeers& peers);
 
-  // What a rank says of a step before the leader decides on it, once for every verdict: a digest of
-  // what must be equal on all ranks, and why the rank cannot make the step (OK: it can). Nothing
-  // waits for it but AwaitStatements.
+  // Posts what a rank has to say of a step before the leader decides on it, once for every verdict:
+  // a digest of what must be equal on all ranks, and why the rank cannot make the step (OK: it
+  // can). Only AwaitStatements waits for it.
   void PostStatement(int64_t step, uint64_t digest, const Status& objection);
-  // The leader, which has posted its own: sets *agreed to the first objection, naming its rank, or
-  // to RanksDiffer() if digests differ. Returns an error, as Merge does, when a rank does not come.
-  // Thread-safe, beside a merge too.
+  // Called by the leader, which has posted its own statement. Sets *agreed to the first objection,
+  // with its rank, or to RanksDiffer() if digests differ. Returns an error, as Merge does, if a
+  // rank does not arrive. Thread-safe, also during a merge.
   Status AwaitStatements(const MergeCall& call, Status* agreed);
-  // The leader says whether the step that it prepared can be made.
+  // Called by the leader: posts whether the step that it prepared can be made.
   void PostVerdict(int64_t step, const Status& verdict);
-  // Other ranks: sets *verdict to the next one of the leader's, which must be of call.step. Returns
-  // an error, as Merge does, when there will be none. Thread-safe, beside a merge too.
+  // Called by other ranks: sets *verdict to the leader's next verdict, which must be on call.step.
+  // Returns an error, as Merge does, if there will be none. Thread-safe, also during a merge.
   Status AwaitVerdict(const MergeCall& call, Status* verdict);
 
  private:
   NodePeers& peers_;
-  std::atomic<uint64_t> verdicts_{0};    // posted, or awaited, by this rank
-  std::atomic<uint64_t> statements_{0};  // posted by this rank
+  std::atomic<uint64_t> verdicts_{0};    // number that this rank has posted, or awaited
+  std::atomic<uint64_t> statements_{0};  // number that this rank has posted
 };
 
 }  // namespace tsps

@@ -39,7 +39,7 @@ Result<std::unique_ptr<RankFile>> RankFile::Create(const std::string& folder, in
   auto file = std::make_unique<RankFile>();
   TSPS_ASSIGN_OR_RETURN(file->lock_,
                         FileLock::Acquire(path + ".lock", "another process is that rank"));
-  // What an attempt that failed has left: nobody can have opened it.
+  // A failed attempt may have left these. Nobody can have opened them.
   unlink(path.c_str());
   unlink((path + ".merged").c_str());
   TSPS_ASSIGN_OR_RETURN(file->merged_, MappedFile::Create(path + ".merged", kPageBytes, SIZE_MAX));

@@ -1,15 +1,16 @@
-// RankFile: what one rank of a node shows the others in an exchange (node_exchange.h).
+// RankFile: the files through which a rank of a node exchanges data with the others
+// (node_phases.h).
 //
-//   rank-0003          0       ExchangeHeader   who wrote it
-//                      64      ExchangeLive     words that change: how far the rank has come
-//                      1024    ExchangeVerdict  the leader's: whether a step can be made
-//                      2112    ExchangeStatement  what the rank says before that
-//                      4096    ExchangeCall     what it is exchanging
-//                      16384   contribution     its gradients, grouped by the rank that merges them
-//   rank-0003.merged   0       merged           the part of the node's gradients that it has merged
-//   rank-0003.lock             held while the process lives
+//   rank-0003          0       ExchangeHeader   the writer
+//                      64      ExchangeLive     words that change: the rank's progress
+//                      1024    ExchangeVerdict  written by the leader: whether a step can be made
+//                      2112    ExchangeStatement  the rank's statement before the verdict
+//                      4096    ExchangeCall     the current call
+//                      16384   contribution     gradients, grouped by the rank that merges them
+//   rank-0003.merged   0       merged           the part of the node's gradients that this rank
+//   merged rank-0003.lock             held while the process lives
 //
-// Every rank writes its own files only and reads the others'.
+// Every rank writes only its own files, and reads the files of the others.
 #ifndef TFSPS_CORE_EXCHANGE_RANK_FILE_H_
 #define TFSPS_CORE_EXCHANGE_RANK_FILE_H_
 
@@ -39,16 +40,16 @@ struct ExchangeHeader {
 static_assert(sizeof(ExchangeHeader) == 24, "shared layout");
 
 struct ExchangeLive {
-  // Only grow; what they count is node_exchange.cc's.
-  std::atomic<uint64_t> phase;      // how far the rank is
-  std::atomic<uint64_t> published;  // up to which phase the leader may read what it has merged
-  std::atomic<uint64_t> drained;    // the leader's: up to which phase it has read that
+  // These only grow. node_exchange.cc and row_pull.cc list the phases.
+  std::atomic<uint64_t> phase;      // the phase that the rank has reached
+  std::atomic<uint64_t> published;  // others may read merged data up to this phase
+  std::atomic<uint64_t> drained;    // the leader has read merged data up to this phase
   alignas(64) std::atomic<int64_t> pid;
-  std::atomic<int64_t> step;       // that the rank is making, or has made last
+  std::atomic<int64_t> step;       // the step that the rank is making, or has made last
   std::atomic<uint64_t> rank;      // among all ranks of the job
-  std::atomic<uint64_t> failed;    // 1 when `failure` says why
-  std::atomic<uint64_t> left;      // 1 when the rank needs the others no more: its end is no death
-  std::atomic<uint64_t> progress;  // counts what the rank does between steps: others wait on
+  std::atomic<uint64_t> failed;    // 1 when `failure` has the reason
+  std::atomic<uint64_t> left;      // 1 when the rank no longer needs the others
+  std::atomic<uint64_t> progress;  // counts work between steps, for which others wait longer
   char failure[512];
 };
 static_assert(sizeof(ExchangeLive) == 640, "shared layout");
@@ -58,25 +59,25 @@ struct ExchangeCall {
   int64_t step;
   uint32_t reduction;
   uint32_t tables;
-  uint64_t rounds;  // that this rank needs
+  uint64_t rounds;  // the number that this rank needs
   uint64_t contribution_bytes, merged_bytes;
   uint32_t dims[kMaxTables];
 };
 static_assert(sizeof(ExchangeCall) == 168 + 4 * kMaxTables, "shared layout");
 
 struct ExchangeVerdict {
-  std::atomic<uint64_t> count;  // of verdicts so far; this is the last one
+  std::atomic<uint64_t> count;  // number of verdicts so far; this is the last one
   int64_t step;
-  uint32_t code;  // of a Status
+  uint32_t code;  // a Status code
   char text[1024];
 };
 static_assert(sizeof(ExchangeVerdict) == 1048, "shared layout");
 
 struct ExchangeStatement {
-  std::atomic<uint64_t> count;  // of statements so far; this is the last one
+  std::atomic<uint64_t> count;  // number of statements so far; this is the last one
   int64_t step;
-  uint64_t digest;  // of what must be equal on all ranks
-  uint32_t code;    // of a Status: why this rank cannot make the step
+  uint64_t digest;  // a checksum of what must be equal on all ranks
+  uint32_t code;    // a Status code: why this rank cannot make the step
   char text[1024];
 };
 static_assert(sizeof(ExchangeStatement) == 1056, "shared layout");
@@ -90,11 +91,11 @@ static_assert(kStatementOffset + sizeof(ExchangeStatement) <= kCallOffset, "shar
 constexpr size_t kContributionOffset = 16384;
 static_assert(kCallOffset + sizeof(ExchangeCall) <= kContributionOffset, "shared layout");
 
-// Hands out arrays of one memory area, one after another, each on its own cache line. Whoever takes
-// the same arrays in the same order finds them: the writer's layout is the reader's.
+// ArrayArea lays out arrays in one memory area, one after another, each on its own cache line. A
+// reader that takes the same arrays in the same order as the writer gets the same addresses.
 class ArrayArea {
  public:
-  // `base` null: only counts bytes.
+  // If `base` is null, it only counts bytes.
   explicit ArrayArea(char* base) : base_(reinterpret_cast<uintptr_t>(base)) {}
   template <typename T>
   T* Take(size_t n) {
@@ -109,15 +110,17 @@ class ArrayArea {
   size_t bytes_ = 0;
 };
 
-// The owner tells the others, who may be waiting, how far it is.
+// Raises a word of this rank's file, and wakes the ranks that wait for it.
 void Advance(std::atomic<uint64_t>& word, uint64_t to);
 
 class RankFile {
  public:
-  // Makes this rank's files in `folder` (which exists) and takes its lock. They must not be there.
+  // Creates this rank's files in `folder`, which exists, and takes its lock. Removes files that a
+  // failed attempt left. Fails if another process has the lock.
   static Result<std::unique_ptr<RankFile>> Create(const std::string& folder, int local_rank,
                                                   int local_size, int64_t rank);
-  // Another rank's. DataLoss when it is of another build or of a node with another number of ranks.
+  // Opens another rank's files. DataLoss: they are of another build, or of a node with another
+  // number of ranks.
   static Result<std::unique_ptr<RankFile>> Open(const std::string& folder, int local_rank,
                                                 int local_size);
 
@@ -134,29 +137,29 @@ class RankFile {
   char* contribution() const { return main_->data() + kContributionOffset; }
   char* merged() const { return merged_->data(); }
 
-  // The owner: makes room.
+  // For the owner: reserves space.
   Status ReserveContribution(size_t bytes) { return main_->Reserve(kContributionOffset + bytes); }
   Status ReserveMerged(size_t bytes) { return merged_->Reserve(bytes); }
-  // The others: DataLoss unless that many bytes can be read.
+  // For the others. DataLoss: fewer bytes can be read.
   Status CheckContribution(size_t bytes) const {
     return Check(*main_, kContributionOffset + bytes);
   }
   Status CheckMerged(size_t bytes) const { return Check(*merged_, bytes); }
 
-  // One's own, opened a second time: from now on its words can be written here, too.
+  // Lets this process write the words of its own file, which it has opened a second time.
   Status MakeWritable() { return main_->MakeWritable(); }
 
   // Whether this process made the file; false in its forked children.
   bool OwnedByThisProcess() const { return lock_ != nullptr && lock_->HeldByThisProcess(); }
-  // Whether the process lives. Not asked of one's own file.
+  // Whether the rank's process lives. Only for another rank's file.
   bool Alive() const { return probe_->Held(); }
 
  private:
   static Status Check(MappedFile& file, size_t bytes);
 
   std::unique_ptr<MappedFile> main_, merged_;
-  std::unique_ptr<FileLock> lock_;    // of one's own
-  std::unique_ptr<LockProbe> probe_;  // of another's
+  std::unique_ptr<FileLock> lock_;    // for this rank's own file
+  std::unique_ptr<LockProbe> probe_;  // for another rank's file
 };
 
 }  // namespace tsps

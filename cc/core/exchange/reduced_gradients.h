@@ -10,8 +10,8 @@
 
 namespace tsps {
 
-// A table's reduced gradients: what earlier rounds left, copied because their shared memory is used
-// again, and the last round's where they lie.
+// The reduced gradients of a table. Those of earlier rounds are copies, because their shared memory
+// is used again; those of the last round stay in shared memory.
 class ReducedGradients {
  public:
   explicit ReducedGradients(size_t dim) : dim_(dim) {}
@@ -22,11 +22,11 @@ class ReducedGradients {
   size_t dim() const { return dim_; }
   const std::vector<GradientSet>& sets() const { return sets_; }
   size_t n() const;
-  // Adds a set that stays where it lies.
+  // Adds a set without a copy.
   void Add(const GradientSet& set) { sets_.push_back(set); }
-  // Adds a copy of a set. Sets that stay where they lie come after all copies.
+  // Adds a copy of a set. Sets without a copy come after all copies.
   void AddCopy(const GradientSet& set);
-  // Gives back the memory of set `i`, if it is a copy.
+  // Frees the memory of set `i`, if it is a copy.
   void Drop(size_t i);
 
  private:
@@ -36,7 +36,7 @@ class ReducedGradients {
     std::vector<float> rows;
   };
   size_t dim_;
-  std::deque<Copy> copies_;  // addresses stay
+  std::deque<Copy> copies_;  // a deque keeps the addresses
   std::vector<GradientSet> sets_;
 };
 

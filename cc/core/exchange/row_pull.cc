@@ -11,23 +11,23 @@
 #include "core/gradients/dedupe.h"
 #include "core/gradients/sort_keys.h"
 
-// Phases, counted from `base`, the end of the call before:
+// Phases of a call:
 //
-//   + 1    contributed: the call, and keys
-//   + 2    read what others have contributed to its range
-//   + 3    `published`: the rows that were fetched can be read
-//   + 4    has copied what it asked for
+//   1    contributed: the call, and keys
+//   2    read what others have contributed to its range
+//   3    `published`: the rows that were fetched can be read
+//   4    has copied the rows that it asked for
 namespace tsps {
 namespace {
 
 constexpr uint64_t kContributed = 1, kRead = 2, kAnswered = 3, kCollected = 4;
-constexpr auto kLook = std::chrono::milliseconds(5);
+constexpr auto kPoll = std::chrono::milliseconds(5);
 constexpr size_t kRowCopyGrain = 1024;
 
-// What was fetched of one table, in the area of a rank that sends.
+// The rows of one table that were fetched, in the area of a rank that sends.
 struct Answered {
-  uint32_t* counts;                       // [rank]: keys that it asked for; then how many rows
-  std::vector<uint32_t*> positions = {};  // [rank]: of each such key's row
+  uint32_t* counts;                       // [rank]: keys that it asked for; then the number of rows
+  std::vector<uint32_t*> positions = {};  // [rank]: the position of each such key's row
   uint8_t* present = nullptr;             // [row]
   float* rows = nullptr;
 
@@ -45,12 +45,10 @@ struct Answered {
 }  // namespace
 
 RowPull::RowPull(const std::string& folder, const Options& options, std::unique_ptr<RankFile> own)
-    : local_rank_(static_cast<size_t>(options.local_rank)),
-      ranks_(static_cast<size_t>(options.local_size)),
-      senders_(static_cast<size_t>(options.mergers == 0 ? options.local_size : options.mergers)),
-      nodes_(options.nodes),
+    : nodes_(options.nodes),
       node_(options.node),
-      peers_(folder, local_rank_, ranks_, std::move(own), waited_ns_) {}
+      phases_(folder, {options.local_rank, options.local_size, options.mergers}, std::move(own),
+              waited_ns_) {}
 
 Result<std::unique_ptr<RowPull>> RowPull::Create(const std::string& folder,
                                                  const Options& options) {
@@ -63,79 +61,46 @@ Result<std::unique_ptr<RowPull>> RowPull::Create(const std::string& folder,
   return std::unique_ptr<RowPull>(new RowPull(folder, options, std::move(own)));
 }
 
-Status RowPull::Part(const std::function<Status()>& part) {
-  TSPS_RETURN_IF_ERROR(broken_);
-  Status status;
-  try {
-    status = part();
-  } catch (const std::exception& error) {  // the others must know
-    status = Error(Code::kResourceExhausted, "out of memory in a pull of rows: ", error.what());
-  }
-  if (!status.ok()) {
-    broken_ = status;
-    peers_.TellFailure(status);
-  }
-  return status;
-}
-
-Status RowPull::CheckCall(const MergeCall& call, size_t tables) const {
-  if (begun_) {
-    return Error(Code::kFailedPrecondition, "operation '", call_.operation,
-                 "' was not finished before it was called again");
-  }
-  if (tables > static_cast<size_t>(kMaxTables)) {
-    return Error(Code::kInvalidArgument, "a pull is of at most ", kMaxTables,
-                 " tables. Received: ", tables);
-  }
-  if (call.operation.size() >= sizeof(ExchangeCall::operation)) {
-    return Error(Code::kInvalidArgument, "an operation's name has at most ",
-                 sizeof(ExchangeCall::operation) - 1, " characters. Received: '", call.operation,
-                 "'");
-  }
-  return Status();
-}
-
-// Ranks come to their first call of an operation at different times.
+// Ranks reach their first call of an operation at different times.
 Status RowPull::AwaitFiles(const MergeCall& call) {
   const uint64_t deadline = NowNs() + static_cast<uint64_t>(std::min(call.timeout_s, 1e9) * 1e9);
   while (true) {
-    const Status opened = peers_.Open();
+    const Status opened = phases_.peers().Open();
     if (opened.ok()) return opened;
     if (call.cancelled != nullptr && call.cancelled->load()) {
       return Error(Code::kUnavailable, "operation '", call.operation, "' was cancelled");
     }
     if (NowNs() > deadline) {
       return Error(Code::kDeadlineExceeded, "rank ", own().live().rank.load(), " waited ",
-                   call.timeout_s, " s for the other ranks of its node to come to operation '",
+                   call.timeout_s, " s for the other ranks of its node to reach operation '",
                    call.operation, "' (", opened.message(),
-                   "). Look-ups of sharded tables are made by all ranks together. TFSPS_TIMEOUT_S ",
+                   "). Lookups of sharded tables are made by all ranks together. TFSPS_TIMEOUT_S ",
                    "sets how long to wait");
     }
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPoll);
   }
 }
 
 Status RowPull::Ask(const MergeCall& call, const std::vector<AskedKeys>& tables,
                     const AskOptions& options, Executor& executor) {
   return Part([&]() -> Status {
-    TSPS_RETURN_IF_ERROR(CheckCall(call, tables.size()));
+    TSPS_RETURN_IF_ERROR(phases_.CheckCall(call, tables.size()));
     TSPS_RETURN_IF_ERROR(AwaitFiles(call));
-    call_ = call;
     options_ = options;
-    begun_ = true;
-    TSPS_RETURN_IF_ERROR(peers_.AwaitAll(base_, call_));  // they have copied all rows
-    TSPS_RETURN_IF_ERROR(Contribute(call, tables, executor));
-    TSPS_RETURN_IF_ERROR(peers_.AwaitAll(base_ + kContributed, call_));
-    TSPS_ASSIGN_OR_RETURN(const uint32_t rounds, peers_.AgreeOnRounds());
+    std::vector<size_t> dims;
+    for (const AskedKeys& table : tables) dims.push_back(table.dim);
+    TSPS_RETURN_IF_ERROR(phases_.Begin(call, dims, options.here ? 1 : 0, options.flag ? 2 : 1));
+    TSPS_RETURN_IF_ERROR(Contribute(tables, executor));
+    TSPS_RETURN_IF_ERROR(phases_.AwaitAll(phases_.Phase(kContributed)));
+    TSPS_ASSIGN_OR_RETURN(const uint32_t rounds, phases_.peers().AgreeOnRounds());
     flag_ = rounds > 1;
     if (Sends()) TSPS_RETURN_IF_ERROR(TakeRange(executor));
-    Advance(own().live().phase, base_ + kRead);
+    phases_.Reach(phases_.Phase(kRead));
     return Status();
   });
 }
 
-Status RowPull::Contribute(const MergeCall& call, const std::vector<AskedKeys>& tables,
-                           Executor& executor) {
+Status RowPull::Contribute(const std::vector<AskedKeys>& tables, Executor& executor) {
   asked_.assign(tables.size(), {});
   std::vector<Contribution> contributions;
   std::vector<std::vector<int64_t>> here(tables.size());
@@ -157,35 +122,16 @@ Status RowPull::Contribute(const MergeCall& call, const std::vector<AskedKeys>& 
   for (size_t t = 0; options_.here && t < tables.size(); ++t) {
     contributions.push_back({here[t].data(), nullptr, here[t].size(), 0});
   }
-  ExchangeCall& announced = own().call();
-  own().live().step.store(call.step, std::memory_order_relaxed);
-  announced.step = call.step;
-  announced.reduction = options_.here ? 1 : 0;
-  announced.rounds = options_.flag ? 2 : 1;
-  announced.tables = static_cast<uint32_t>(tables.size());
-  std::memcpy(announced.operation, call.operation.c_str(), call.operation.size() + 1);
-  for (size_t t = 0; t < tables.size(); ++t) {
-    announced.dims[t] = static_cast<uint32_t>(tables[t].dim);
-  }
-  const auto parts = static_cast<uint32_t>(senders_);
-  order_ = PartOrder(contributions, parts, executor);
-  const size_t bytes = order_.AreaBytes(contributions, 0, parts);
-  TSPS_RETURN_IF_ERROR(own().ReserveContribution(bytes));
-  order_.WriteArea(contributions, 0, parts, own().contribution(), executor);
-  announced.contribution_bytes = bytes;
-  Advance(own().live().phase, base_ + kContributed);
-  return Status();
+  order_ = PartOrder(contributions, static_cast<uint32_t>(phases_.n_parts()), executor);
+  return phases_.Contribute(order_, contributions, 0, phases_.Phase(kContributed), executor);
 }
 
 Status RowPull::TakeRange(Executor& executor) {
   const size_t n_tables = asked_.size();
+  const size_t n_ranks = phases_.n_ranks();
   std::vector<std::vector<GradientSet>> sets(options_.here ? 2 * n_tables : n_tables);
   const std::vector<uint32_t> no_rows(sets.size(), 0);
-  for (const RankFile* file : peers_.all()) {
-    TSPS_RETURN_IF_ERROR(file->CheckContribution(file->call().contribution_bytes));
-    ReadContribution(file->contribution(), static_cast<uint32_t>(senders_),
-                     static_cast<uint32_t>(local_rank_), no_rows.data(), &sets);
-  }
+  TSPS_RETURN_IF_ERROR(phases_.ReadPart(no_rows.data(), &sets));
   here_.assign(n_tables, {});
   for (size_t t = 0; options_.here && t < n_tables; ++t) {
     for (const GradientSet& set : sets[n_tables + t]) {
@@ -199,9 +145,9 @@ Status RowPull::TakeRange(Executor& executor) {
     for (const GradientSet& set : sets[t]) sizes[t] += set.n;
   }
   ForEachItem(sizes, executor, [&](size_t t) {
-    std::vector<std::vector<int32_t>> inverses(ranks_);
+    std::vector<std::vector<int32_t>> inverses(n_ranks);
     std::vector<IdSpan> spans;
-    for (size_t r = 0; r < ranks_; ++r) {
+    for (size_t r = 0; r < n_ranks; ++r) {
       inverses[r].resize(sets[t][r].n);
       spans.push_back({sets[t][r].keys, sets[t][r].n, inverses[r].data()});
     }
@@ -219,8 +165,8 @@ Status RowPull::TakeRange(Executor& executor) {
       wanted.keys[place] = sorted[i].key;
       place_of[sorted[i].position] = static_cast<uint32_t>(place);
     }
-    positions_[t].resize(ranks_);
-    for (size_t r = 0; r < ranks_; ++r) {
+    positions_[t].resize(n_ranks);
+    for (size_t r = 0; r < n_ranks; ++r) {
       for (const int32_t at : inverses[r]) {
         positions_[t][r].push_back(place_of[static_cast<size_t>(at)]);
       }
@@ -232,8 +178,9 @@ Status RowPull::TakeRange(Executor& executor) {
 Status RowPull::Answer(
     const std::function<Result<bool>(const std::vector<Fetched>& tables)>& fill) {
   return Part([&]() -> Status {
-    if (!begun_ || !Sends()) {
-      return Error(Code::kFailedPrecondition, "nothing was asked for in ", peers_.folder());
+    if (!phases_.begun() || !Sends()) {
+      return Error(Code::kFailedPrecondition, "nothing was asked for in ",
+                   phases_.peers().folder());
     }
     std::vector<std::vector<uint32_t>> counts(asked_.size());
     uint32_t* agreed = nullptr;
@@ -241,7 +188,7 @@ Status RowPull::Answer(
       std::vector<Answered> tables;
       agreed = area.Take<uint32_t>(1);
       for (size_t t = 0; t < asked_.size(); ++t) {
-        tables.push_back(Answered::Take(area, ranks_, counts[t].data(), asked_[t].dim));
+        tables.push_back(Answered::Take(area, phases_.n_ranks(), counts[t].data(), asked_[t].dim));
       }
       return std::make_pair(std::move(tables), area.bytes());
     };
@@ -257,7 +204,7 @@ Status RowPull::Answer(
     std::vector<Fetched> fetched;
     for (size_t t = 0; t < asked_.size(); ++t) {
       std::copy(counts[t].begin(), counts[t].end(), tables[t].counts);
-      for (size_t r = 0; r < ranks_; ++r) {
+      for (size_t r = 0; r < phases_.n_ranks(); ++r) {
         std::copy(positions_[t][r].begin(), positions_[t][r].end(), tables[t].positions[r]);
       }
       std::fill_n(tables[t].present, wanted_[t].keys.size(), 0);
@@ -269,31 +216,32 @@ Status RowPull::Answer(
     wanted_.clear();
     here_.clear();
     positions_.clear();
-    Advance(own().live().published, base_ + kAnswered);
+    Advance(own().live().published, phases_.Phase(kAnswered));
     return Status();
   });
 }
 
 Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
   return Part([&]() -> Status {
-    if (!begun_ || targets.size() != asked_.size()) {
+    if (!phases_.begun() || targets.size() != asked_.size()) {
       return Error(Code::kFailedPrecondition, "rows of ", targets.size(),
-                   " tables were not asked for in ", peers_.folder());
+                   " tables were not asked for in ", phases_.peers().folder());
     }
-    for (size_t s = 0; s < senders_; ++s) {
-      const RankFile& file = *peers_.all()[s];
-      TSPS_RETURN_IF_ERROR(peers_.Await(file.live().published, base_ + kAnswered, file, call_));
+    for (size_t s = 0; s < phases_.n_parts(); ++s) {
+      const RankFile& file = *phases_.peers().all()[s];
+      TSPS_RETURN_IF_ERROR(phases_.peers().Await(file.live().published, phases_.Phase(kAnswered),
+                                                 file, phases_.call()));
       TSPS_RETURN_IF_ERROR(file.CheckMerged(file.call().merged_bytes));
       ArrayArea area(file.merged());
       agreed_ = *area.Take<uint32_t>(1) != 0;
       for (size_t t = 0; t < asked_.size(); ++t) {
         const size_t dim = asked_[t].dim;
-        const Answered answered = Answered::Take(area, ranks_, nullptr, dim);
-        const uint32_t* const positions = answered.positions[local_rank_];
+        const Answered answered = Answered::Take(area, phases_.n_ranks(), nullptr, dim);
+        const uint32_t* const positions = answered.positions[phases_.local_rank()];
         const PartOrder::Rows part = order_.Part(t, static_cast<uint32_t>(s));
-        if (part.n != answered.counts[local_rank_]) {
+        if (part.n != answered.counts[phases_.local_rank()]) {
           return Error(Code::kInternal, "rank ", file.live().rank.load(), " has ",
-                       answered.counts[local_rank_], " rows of table ", t, " for rank ",
+                       answered.counts[phases_.local_rank()], " rows of table ", t, " for rank ",
                        own().live().rank.load(), ", which asked for ", part.n);
         }
         const RowTarget& target = targets[t];
@@ -301,9 +249,9 @@ Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
         executor.ParallelFor(part.n, kRowCopyGrain, [&](size_t begin, size_t end) {
           for (size_t i = begin; i < end; ++i) {
             const size_t place = asked_[t].places[part.positions[i]];
-            const bool came = answered.present[positions[i]] != 0;
-            if (target.present != nullptr) target.present[place] = came ? 1 : 0;
-            if (came) {
+            const bool arrived = answered.present[positions[i]] != 0;
+            if (target.present != nullptr) target.present[place] = arrived ? 1 : 0;
+            if (arrived) {
               std::memcpy(target.rows + place * dim, answered.rows + positions[i] * dim,
                           dim * sizeof(float));
             } else if (target.present == nullptr) {
@@ -312,16 +260,16 @@ Status RowPull::Collect(const RowTargets& targets, Executor& executor) {
           }
         });
         if (missing) {
-          return Error(Code::kInternal, "rows of table ", t, " in operation '", call_.operation,
-                       "' did not come");
+          return Error(Code::kInternal, "rows of table ", t, " in operation '",
+                       phases_.call().operation, "' did not arrive");
         }
       }
     }
-    base_ += kCollected;
-    begun_ = false;
+    const uint64_t end = phases_.Phase(kCollected);
+    phases_.End(end);
     asked_.clear();
     order_ = PartOrder();
-    Advance(own().live().phase, base_);
+    phases_.Reach(end);
     return Status();
   });
 }
