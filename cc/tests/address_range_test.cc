@@ -193,7 +193,7 @@ TEST_F(OutgrownRange, IsAnErrorOfTheReaderForThatTableOnly) {
   for (int64_t rows = 4096; rows < 6144; rows += 1024) ASSERT_TSPS_OK(Add(0, rows));
   ExpectOutgrown(FindOne(**reader, 0), "/wide/plane.embedding.1");
   ExpectOutgrown((*reader)->Read([](const ReadView& view) {
-    view.ForEach(0, [](int64_t, uint32_t) { ADD_FAILURE() << "shows half of a table"; });
+    VisitRows(view, 0, [](int64_t, uint32_t) { ADD_FAILURE() << "shows half of a table"; });
     return Status();
   }),
                  "/wide/plane.embedding.1");

@@ -298,7 +298,7 @@ TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
       return Status();
     });
     const Status listed = group_->Read([&](const ReadView& view) {
-      view.ForEach(0, [](int64_t, uint32_t) {});
+      VisitRows(view, 0, [](int64_t, uint32_t) {});
       return Status();
     });
     for (const Status& status :

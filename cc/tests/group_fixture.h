@@ -16,6 +16,7 @@
 #include "core/group/group.h"
 #include "core/group/table_number.h"
 #include "core/table/planes.h"
+#include "tests/read_view_rows.h"
 #include "tests/temp_dir.h"
 
 namespace tsps {
@@ -71,7 +72,7 @@ inline Image ImageOf(Group& group, const ReadView& view) {
     image.tables.resize(std::max(image.tables.size(), PlaceOf(t) + 1));
     auto& rows = image.tables[PlaceOf(t)];
     const OptimizerKind kind = view.Stats(t).optimizer.kind;
-    view.ForEach(t, [&](int64_t key, uint32_t row) {
+    VisitRows(view, t, [&](int64_t key, uint32_t row) {
       std::vector<float> values(dim);
       std::vector<char> stored(dim * ElementBytes((*config)->row_type));
       RacyRead(stored.data(), view.Row(t, row), stored.size());

@@ -196,7 +196,7 @@ Content ReadContent(Group& group, const ParameterFileInfo& info) {
   const std::vector<Plane> planes = PlanesOf(info);
   const Status read = group.Read([&](const ReadView& view) {
     content.clear();
-    view.ForEach(0, [&](int64_t key, uint32_t row) {
+    VisitRows(view, 0, [&](int64_t key, uint32_t row) {
       std::string& bytes = content[key];
       for (size_t p = 0; p < planes.size(); ++p) {
         const size_t trained = planes.size() - info.metadata.size();

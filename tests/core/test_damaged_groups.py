@@ -27,7 +27,6 @@ UNNOTICED = {
     "plane.v.2: value",
     "group: commit record: step",
     "group: commit record: changes",
-    "group: live state: device_dirty_since_step",
     "group: live state: run_id",
 }
 

@@ -31,7 +31,6 @@ _LIVE = (
     (64, 72, "writer_pid"),
     (72, 80, "writer_start"),
     (80, 84, "growing"),
-    (88, 96, "device_dirty_since_step"),
     (96, 104, "run_id"),
     (104, 112, "rebuilds"),
     (128, 136, "sealed_epoch"),

@@ -61,8 +61,7 @@ struct LiveState {
   std::atomic<uint64_t> writer_start;  // clock ticks since boot; they detect a reused pid
   std::atomic<uint32_t> growing;       // 1 while mutations are splits, whose cost readers count
   std::atomic<uint32_t> reserved;
-  // If it is not 0, a device has had newer rows than the group since this step.
-  std::atomic<uint64_t> device_dirty_since_step;
+  std::atomic<uint64_t> reserved1;
   std::atomic<uint64_t> run_id;  // the run of the last writer; 0: not known
   // Odd while entries of an index are being moved. Keys may look absent meanwhile.
   std::atomic<uint64_t> rebuilds;

@@ -151,26 +151,6 @@ const char* ReadView::Metadata(int table, size_t k, uint32_t row) const {
   return list == nullptr ? nullptr : Plane(table, list->first_metadata() + k, row);
 }
 
-void ReadView::ForEach(int table,
-                       const std::function<void(int64_t key, uint32_t row)>& visit) const {
-  if (!Mapped(table)) return;
-  const TableFiles& files = Files(table);
-  const TableState& state = StateOf(table);
-  const IndexView index(files, state, overlay_, static_cast<int>(PlaceOf(table)));
-  for (uint32_t number = 0; number < state.segments; ++number) {
-    for (uint32_t at = 0; at < kSegmentEntries; ++at) {
-      const uint32_t row_plus_one = index.RowPlusOne(number, at);
-      if (row_plus_one == 0 || row_plus_one == kTombstone) continue;
-      const int64_t key = index.Key(number, at);
-      if (row_plus_one <= state.rows) {
-        visit(key, row_plus_one - 1);
-      } else if (!TSPS_FAULT_OFF("seqlock")) {
-        Fail(Astray(files, key));
-      }
-    }
-  }
-}
-
 Status ReadView::ReadRecords(int table, const int64_t* keys, size_t n,
                              const std::function<void(size_t i, const char* payload)>& visit,
                              std::vector<uint32_t>* places) const {

@@ -68,8 +68,6 @@ class ReadView {
   const char* Plane(int table, size_t plane, uint32_t row) const;
   // Returns the address of a row in the k-th metadata plane.
   const char* Metadata(int table, size_t k, uint32_t row) const;
-  // Calls visit(key, row) for every live key, in the index's order.
-  void ForEach(int table, const std::function<void(int64_t key, uint32_t row)>& visit) const;
   // Returns the figures of a table.
   TableStats Stats(int table) const;
   // Returns the planes of a table; null if they cannot be mapped.
@@ -87,6 +85,7 @@ class ReadView {
   friend class GroupWriter;
   friend class Scan;
   friend class TableCheck;
+  friend struct ReadViewForTests;
   ReadView(const Group& group, const State& state, const std::vector<MappedTable>& mapped,
            const Overlay* overlay)
       : group_(group), state_(state), mapped_(mapped), overlay_(overlay) {}

@@ -30,7 +30,6 @@ class RowGather {
   Status Find(Scan& scan, Executor& executor);
 
   size_t n() const { return n_; }
-  size_t n_absent() const { return absent_.size(); }  // keys without a row in any tier
   // Returns the state of the last attempt and the row numbers that it found, or none if they were
   // not kept. May be called once, after that attempt.
   RowNumberCache::Found TakeFound();

@@ -94,11 +94,9 @@ class RecordStore {
   // Number of the next moves: in the state that their mutation publishes.
   uint32_t next_number() const { return committed_ + 1; }
   uint64_t rows() const { return index_->live(); }
-  // Of the log's files, and what live records need of them.
+  // Bytes of the log's files.
   uint64_t log_bytes() const { return log_->bytes(); }
-  uint64_t live_bytes() const { return rows() * record_bytes(); }
   size_t record_bytes() const { return log_->layout().record_bytes; }
-  size_t index_bytes() const { return index_->bytes(); }
   // What of it is large, in memory that all processes share.
   std::vector<MappedFile*> LargeFiles() const;
   // Of memory that all processes share.
