@@ -42,32 +42,39 @@ class SlotDirectory::Victims {
     uint32_t its_class;
     int distance;
   };
+  static constexpr int kInTake = 0;  // in place of a distance, which is at least 1
 
+  // Returns the next victim, and sets distance_.
   uint32_t Search() {
-    const StagedBatches& staged = directory_.staged_;
-    uint32_t its_class;
-    while (!all_passed_) {
-      const uint32_t slot =
-          directory_.queue_.Pop([&](uint32_t one) { return directory_.ClassOf(one); }, &its_class);
-      if (slot == kNone) break;
-      if (slot >= directory_.used_) continue;
-      // A slot that is taken here may stand in the queue twice; the take's own keep their place.
-      if (directory_.in_take_[slot]) {
-        passed_.push_back({slot, its_class, 0});
-        continue;
-      }
-      distance_ = staged.Distance(directory_.slots_[slot].mask);
-      if (distance_ == StagedBatches::kNever) return slot;
-      passed_.push_back({slot, its_class, distance_});
-    }
     if (!all_passed_) {
+      const uint32_t slot = NextUnneeded();
+      if (slot != kNone) return slot;
       all_passed_ = true;
       std::stable_sort(passed_.begin(), passed_.end(),
                        [](const Passed& a, const Passed& b) { return a.distance < b.distance; });
     }
-    while (!passed_.empty()) {
+    return LastNeeded();
+  }
+  // Returns the coldest slot that is not needed, or kNone. Slots before it are added to passed_.
+  uint32_t NextUnneeded() {
+    uint32_t its_class;
+    const auto class_of = [&](uint32_t slot) { return directory_.ClassOf(slot); };
+    while (true) {
+      const uint32_t slot = directory_.queue_.Pop(class_of, &its_class);
+      if (slot == kNone) return kNone;
+      if (slot >= directory_.used_) continue;
+      // A slot that is taken here may be in the queue twice. Slots of the take keep their place.
+      distance_ = directory_.in_take_[slot]
+                      ? kInTake
+                      : directory_.staged_.Distance(directory_.slots_[slot].mask);
+      if (distance_ == StagedBatches::kNever) return slot;
+      passed_.push_back({slot, its_class, distance_});
+    }
+  }
+  // Returns the slot in passed_ that staged batches need last, or kNone.
+  uint32_t LastNeeded() {
+    while (!passed_.empty() && passed_.back().distance != kInTake) {
       const Passed last = passed_.back();
-      if (last.distance == 0) return kNone;  // the take's own
       passed_.pop_back();
       if (directory_.in_take_[last.slot]) continue;
       distance_ = last.distance;

@@ -39,56 +39,61 @@ Result<std::unique_ptr<Scan>> Scan::Begin(Group& group, const std::vector<int>& 
                                           const Options& options) {
   const uint64_t began = NowNs();
   const uint64_t deadline = began + static_cast<uint64_t>(options.timeout_s * 1e9);
-  std::vector<int> all = tables;
-  if (all.empty()) {
-    TSPS_ASSIGN_OR_RETURN(all, group.Tables());
+  std::vector<int> places = tables;
+  if (places.empty()) {
+    TSPS_ASSIGN_OR_RETURN(places, group.Tables());
   }
-  bool changed = false;
+  bool map_again = false;
   while (NowNs() <= deadline) {
-    const uint64_t lost = NowNs() - began;  // in rounds that a mutation made useless
-    std::unique_ptr<Scan> scan(new Scan(group, all));
-    scan->options_ = options;
-    State state;
-    const auto look = [&](const ReadView& view) {
-      for (const int table : all) static_cast<void>(view.Mapped(table));
-      state = view.state_;
-      return Status();
-    };
-    // The approximate sizes of the tables. This does not wait if the process has them mapped.
-    // Otherwise Read() maps them, and reports what is wrong with them.
-    group.impl_->control->LoadLastState(&state);
-    if (changed || !IsMapped(group, all, state)) {
-      TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
-    }
-    TSPS_ASSIGN_OR_RETURN(bool announced, scan->Announce(state, deadline));
-    if (announced) {
-      TSPS_ASSIGN_OR_RETURN(announced, scan->AwaitState(deadline));
-      if (announced && !scan->Fits()) continue;
-    }
-    if (!announced) {
-      scan->announcement_.reset();
-      TSPS_RETURN_IF_ERROR(group.Read(look, options.timeout_s));
-      scan->state_ = std::move(state);
-    }
-    changed = !scan->MapTables();
-    if (changed) continue;
-    bool passed = false;
-    for (Part& part : scan->parts_) {
-      TSPS_ASSIGN_OR_RETURN(const bool begun, scan->BeginRecords(part));
-      passed = passed || !begun;
-    }
-    if (passed) continue;
-    if (scan->sealed_ != 0) {
-      TSPS_ASSIGN_OR_RETURN(const bool taken, scan->TakeSealed());
-      if (!taken) continue;
-    }
-    scan->waited_ns_ += lost;
+    const uint64_t lost_ns = NowNs() - began;  // in attempts that a mutation made useless
+    std::unique_ptr<Scan> scan(new Scan(group, places, options));
+    TSPS_ASSIGN_OR_RETURN(const Attempt attempt, scan->TryBegin(map_again, deadline));
+    map_again = attempt == Attempt::kTablesChanged;
+    if (attempt != Attempt::kBegun) continue;
+    scan->waited_ns_ += lost_ns;
     RaiseMax(group.counters().read_blocked_ns_max, scan->waited_ns_);
     group.counters().read_blocked_ns_total.fetch_add(scan->waited_ns_, std::memory_order_relaxed);
     return scan;
   }
   return Error(Code::kUnavailable, "a scan of ", group.path(), " could not begin within ",
                options.timeout_s, " s: its tables change all the time");
+}
+
+Result<Scan::Attempt> Scan::TryBegin(bool map_again, uint64_t deadline) {
+  // The approximate sizes of the tables. This does not wait if the process has them mapped.
+  State approximate;
+  group_.impl_->control->LoadLastState(&approximate);
+  if (map_again || !IsMapped(group_, tables_, approximate)) {
+    TSPS_RETURN_IF_ERROR(ReadState(&approximate));
+  }
+  TSPS_ASSIGN_OR_RETURN(bool announced, Announce(approximate, deadline));
+  if (announced) {
+    TSPS_ASSIGN_OR_RETURN(announced, AwaitState(deadline));
+    if (announced && !Fits()) return Attempt::kStateChanged;
+  }
+  if (!announced) {
+    announcement_.reset();
+    TSPS_RETURN_IF_ERROR(ReadState(&state_));
+  }
+  if (!MapTables()) return Attempt::kTablesChanged;
+  for (Part& part : parts_) {
+    TSPS_ASSIGN_OR_RETURN(const bool begun, BeginRecords(part));
+    if (!begun) return Attempt::kStateChanged;
+  }
+  if (sealed_ != 0) {
+    TSPS_ASSIGN_OR_RETURN(const bool taken, TakeSealed());
+    if (!taken) return Attempt::kStateChanged;
+  }
+  return Attempt::kBegun;
+}
+
+Status Scan::ReadState(State* state) {
+  const auto read = [&](const ReadView& view) {
+    for (const int table : tables_) static_cast<void>(view.Mapped(table));
+    *state = view.state_;
+    return Status();
+  };
+  return group_.Read(read, options_.timeout_s);
 }
 
 bool Scan::IsMapped(const Group& group, const std::vector<int>& tables, const State& state) {

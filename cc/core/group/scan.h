@@ -141,8 +141,19 @@ class Scan {
     uint32_t row;
     size_t at;
   };
-  Scan(Group& group, std::vector<int> tables) : group_(group), tables_(std::move(tables)) {}
+  Scan(Group& group, std::vector<int> tables, const Options& options)
+      : group_(group), tables_(std::move(tables)), options_(options) {}
 
+  // The outcome of an attempt to begin.
+  enum class Attempt {
+    kBegun,
+    kStateChanged,   // a mutation came between the parts of the attempt
+    kTablesChanged,  // the files of a table are no longer those that this process has mapped
+  };
+  // Tries to begin. `map_again`: maps the tables first, even if they seem to be mapped.
+  Result<Attempt> TryBegin(bool map_again, uint64_t deadline);
+  // Reads the committed state. Maps the tables, and returns what is wrong with them.
+  Status ReadState(State* state);
   // Returns whether this process has mapped the tables as of a state.
   static bool IsMapped(const Group& group, const std::vector<int>& tables, const State& state);
   // Takes a place and announces a scan of tables that are as large as in `state`. Returns false if
