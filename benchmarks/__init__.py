@@ -1,1 +1,1 @@
-"""Benchmarks, each beside a peer in the same run: `python -m benchmarks`."""
+"""Benchmarks that measure each figure and its peer in the same run: `python -m benchmarks`."""

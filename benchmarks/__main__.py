@@ -1,6 +1,6 @@
 """Lists and runs the suites: `python -m benchmarks`, `python -m benchmarks step layers`.
 
-`--against TREE` runs them beside another checkout's build, by turns: see `benchmarks.against`.
+`--against TREE` compares the suites with those of another checkout's build: see `benchmarks.against`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from benchmarks import against, harness, hosts, peers
 from benchmarks.cluster import Variant
 
 SUITES = {
-    "kernels": "the ops alone: lookup, dedupe, segment-sum, apply, against TensorFlow's",
+    "kernels": "the ops alone (lookup, dedupe, segment-sum, apply), against TensorFlow's",
     "layers": "small layers against keras.layers.Embedding; a collection against separate layers",
     "step": "lookup and full step on 1M x 64 rows with 213k Zipf ids, against keras.layers.Embedding",
-    "sizes": "how a step grows with rows, width and ids, beside copies of random rows",
-    "growth": "an unbounded table takes in 5 million keys by training; what that costs readers",
+    "sizes": "how a step grows with rows, width and ids, against copies of random rows",
+    "growth": "training adds 5 million keys to an unbounded table; the cost for readers",
     "cluster": "time and bytes per step on emulated hosts with slow cables, against Horovod with replicated tables",
-    "exchange": "the memory it takes to reduce gradients of 2 million keys per rank on two nodes",
+    "exchange": "the memory that it takes to reduce gradients of 2 million keys per rank on two nodes",
     "buckets": "dense gradients: TimedBuckets against an operation per gradient, and against buckets of fixed sizes",
-    "delayed": "steps that overlap computing and communicating, beside each of them alone, on hosts with slow cables",
-    "scans": "a process that reads the whole table again and again beside two ranks: what each costs the other",
-    "cache": "a table of which some rows are on a device: bytes, step times, what looking ahead hides of a slow link",
-    "tiers": "a table of which memory has room for a part, beside the same in memory and in a mapped file",
-    "checkpoints": "saves of 2.6 GB, alone and beside training, increments, restores; beside copying and reading it",
+    "delayed": "steps that overlap computing and communicating, against each of them alone, on hosts with slow cables",
+    "scans": "a process that reads the whole table again and again while two ranks train; the cost for each of them",
+    "cache": "a table with some rows on a device: bytes, step times, and how much of a slow link lookahead hides",
+    "tiers": "a table that is larger than its working set, against tables in memory and in a mapped file",
+    "checkpoints": "saves of 2.6 GB, alone and during training, increments, restores; against copying and reading",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 
@@ -34,40 +34,40 @@ SUITES = {
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="suite", help="names, or all")
-    parser.add_argument("--threads", type=int, default=2, help="of every variant (default: 2)")
+    parser.add_argument("suites", nargs="*", metavar="suite", help="the names of suites, or all")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every variant (default: 2)")
     parser.add_argument("--blocks", type=int, default=7, help="turns of each variant (default: 7)")
-    parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that the suite runs")
     parser.add_argument(
-        "--peer-python", help="interpreter of the replicated jobs of ranks and cluster, say one with Keras 2"
+        "--peer-python", help="the interpreter of the replicated jobs of ranks and cluster, say one with Keras 2"
     )
     parser.add_argument(
-        "--engines", action="store_true", help="the suite ranks with ours connected by TensorFlow, beside Horovod"
+        "--engines", action="store_true", help="the suite ranks: compare ranks connected by TensorFlow and by Horovod"
     )
-    parser.add_argument("--json", type=Path, help="file to write (default: build/benchmarks/SUITES.json)")
+    parser.add_argument("--json", type=Path, help="the file to write (default: build/benchmarks/SUITES.json)")
     parser.add_argument(
         "--against",
         type=Path,
         metavar="TREE",
-        help="another checkout, built: its tf_sparse_ps and this one's by turns, in the same benchmarks; "
+        help="another checkout, which has been built: compare its tf_sparse_ps with this one's in the same benchmarks; "
         f"for {', '.join(against.SUITES)}",
     )
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="the suite step beside Keras, FBGEMM and TFRA, or layers beside Keras, by turns, each in an environment "
-        "of its own (make bench-peers)",
+        help="the suite step against Keras, FBGEMM and TFRA, or layers against Keras; each peer has its own "
+        "environment (make bench-peers)",
     )
     defaults = harness.Cluster()
-    cluster = parser.add_argument_group("cluster", "the suite of that name; as root")
+    cluster = parser.add_argument_group("cluster", "options of the suite cluster, which needs root")
     cluster.add_argument(
-        "--hosts", type=_numbers, default=defaults.hosts, help="emulated, a case each, say 1,2,4 (default: 2)"
+        "--hosts", type=_numbers, default=defaults.hosts, help="emulated hosts, one case each, say 1,2,4 (default: 2)"
     )
     cluster.add_argument(
-        "--ranks-per-host", type=_numbers, default=defaults.ranks_per_host, help="a case each (default: 2)"
+        "--ranks-per-host", type=_numbers, default=defaults.ranks_per_host, help="one case each (default: 2)"
     )
-    cluster.add_argument("--mbit", type=float, default=defaults.mbit_per_s, help="per second and host (default: 200)")
-    cluster.add_argument("--steps", type=int, default=defaults.steps, help="timed in each job (default: 16)")
+    cluster.add_argument("--mbit", type=float, default=defaults.mbit_per_s, help="Mbit/s per host (default: 200)")
+    cluster.add_argument("--steps", type=int, default=defaults.steps, help="timed steps of each job (default: 16)")
     cluster.add_argument(
         "--variant",
         action="append",
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if not arguments.suites and not arguments.against:
-        print("\n".join(f"{name:8s} {what}" for name, what in SUITES.items()))
+        print("\n".join(f"{name:8s} {description}" for name, description in SUITES.items()))
         return 0
     unknown = set(arguments.suites) - {*SUITES, "all"}
     if unknown:
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
 
     if arguments.peers:
         if len(chosen) != 1 or chosen[0] not in peers.PEERS or arguments.against:
-            parser.error(f"--peers goes with one of the suites {', '.join(peers.PEERS)}, and without --against")
+            parser.error(f"--peers goes with one of the suites {', '.join(peers.PEERS)}, and not with --against")
         peers.report(chosen[0], options, arguments.json)
         return 0
     if arguments.against:
@@ -126,14 +126,14 @@ def main(argv: list[str] | None = None) -> int:
     results: list[harness.Result] = []
     for name in chosen:
         try:
-            found = importlib.import_module(f"benchmarks.{name}").run(options)
+            measured = importlib.import_module(f"benchmarks.{name}").run(options)
         except hosts.HostsUnavailable as reason:
             if name in arguments.suites:
                 parser.exit(1, f"{name}: {reason}\n")
             print(f"{name}: skipped, {reason}", flush=True)
             continue
-        print(harness.table(found), end="\n\n", flush=True)
-        results += found
+        print(harness.table(measured), end="\n\n", flush=True)
+        results += measured
     path = arguments.json or Path("build/benchmarks") / f"{'-'.join(chosen)}.json"
     harness.save(path, machine, options, results)
     print(path)
@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in text.split(","))
+    return tuple(int(number) for number in text.split(","))
 
 
 if __name__ == "__main__":

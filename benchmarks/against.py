@@ -1,17 +1,21 @@
-"""Another tree's build and this one's, by turns: `python -m benchmarks step --against ../parent`.
+"""Compares another tree's build with this one's: `python -m benchmarks step --against ../parent`.
 
-A tree is a checkout of this project, built in place with `tools/native.py`. A process, a *side*, runs the suites of
-*this* checkout with its tree's `tf_sparse_ps`: the work is the same, and so are all ids and gradients, which come of
-fixed seeds. This tree has one side. The other has two: what their ratio is off 1.00 is noise, in the same run. One side
-works at a time. Before each block it hands over and waits, and they go in another order each time; so whatever else the
-machine does hits all of them, and a machine that is slow today is slow for all.
+A tree is a checkout of this project, built in place with `tools/native.py`. A *side* is a process that runs the suites
+of *this* checkout with the `tf_sparse_ps` of its tree. All sides do the same work: ids and gradients come from fixed
+seeds. This tree has one side. The other tree has two sides, and the distance of their ratio from 1 is the noise of the
+run. The sides take turns: only one works at a time, and their order changes every turn. Whatever else the machine does
+affects all of them.
 
-What is reported is the ratio of the lower quartiles of the blocks, above 1 where this tree is slower: of times and
-sizes this tree's divided by the other's, of samples/s (whose better quartile is the upper one) the other's by this
-tree's; with it the lowest and the highest ratio within a turn; and the control, the ratio of the other tree's second
-side to its first. Quartiles, because what disturbs a machine only ever makes a block slower. Where the control is off 1
-by more than 15 %, the comparison is not valid, and the table says so. Variants that do not use tf_sparse_ps are left
-out.
+The report gives three figures for each variant:
+
+- The ratio of the lower quartiles of the blocks. It is above 1 if this tree is slower or takes more: times and sizes of
+  this tree are divided by those of the other tree. Rates, whose better quartile is the upper one, are divided the other
+  way round.
+- The lowest and the highest ratio within one turn.
+- The control: the ratio of the other tree's second side to its first. If it differs from 1 by more than 15 %, the
+  table marks the comparison as not valid.
+
+The report uses quartiles because disturbances only make blocks slower. Variants without tf_sparse_ps are left out.
 """
 
 from __future__ import annotations
@@ -34,14 +38,14 @@ from tqdm import tqdm
 from benchmarks import harness
 from benchmarks.turns import Baton
 
-SUITES = ("kernels", "layers", "step", "cluster", "ranks")  # those that ask for turns
+SUITES = ("kernels", "layers", "step", "cluster", "ranks")  # the suites that take turns
 _ROOT = Path(__file__).absolute().parents[1]
-VALID = 0.15  # how far the control may be off 1
+VALID = 0.15  # the largest valid distance of the control from 1
 _CLOSE_S = 60.0
 
 
 class SideFailed(RuntimeError):
-    """A side ended with an error; the text names its tree and ends with what it printed."""
+    """A side ended with an error. The text names its tree and ends with the output of the side."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +53,9 @@ class Tree:
     """A checkout with its build.
 
     Attributes:
-        path: of the checkout.
-        commit: short hash, with "+ changes" if files differ from it; "" outside of git.
-        stale: a source of the shared objects that is newer than they are, or None.
+        path: The folder of the checkout.
+        commit: The short hash, with "+ changes" if files differ from the commit; "" outside of git.
+        stale: A source file that is newer than the shared objects, or None.
     """
 
     path: Path
@@ -60,10 +64,10 @@ class Tree:
 
     @classmethod
     def at(cls, path: Path) -> Tree:
-        """The tree at a path.
+        """Returns the tree at a path.
 
         Raises:
-            ValueError: it is no checkout of this project, or has not been built.
+            ValueError: The path is no checkout of this project, or the checkout has not been built.
         """
         path = path.absolute()
         package = path / "tf_sparse_ps"
@@ -74,13 +78,13 @@ class Tree:
         built = [package / "_ops_lib.so", *package.glob("_table.*.so")]
         if len(built) < 2 or not built[0].is_file():
             raise ValueError(f"{path} has not been built: cd {path} && {sys.executable} tools/native.py")
-        oldest = min(one.stat().st_mtime for one in built)
+        oldest = min(file.stat().st_mtime for file in built)
         layers = ("core", "executor", "kernels", "python")
-        sources = [one for name in layers for one in (path / "cc" / name).rglob("*.*")]
-        return cls(path, _commit(path), next((one for one in sources if one.stat().st_mtime > oldest), None))
+        sources = [file for name in layers for file in (path / "cc" / name).rglob("*.*")]
+        return cls(path, _commit(path), next((file for file in sources if file.stat().st_mtime > oldest), None))
 
     def __str__(self) -> str:
-        """Its path and what stands there."""
+        """The path and the commit."""
         return f"{self.path} ({self.commit})" if self.commit else str(self.path)
 
 
@@ -89,11 +93,11 @@ class Ratio:
     """A variant of a case with both trees.
 
     Attributes:
-        other: the better quartile of the other tree's blocks.
-        this: of this tree's.
-        ratio: of the quartiles; above 1: this tree is slower, or takes more.
-        low, high: of the ratios of blocks of one turn.
-        control: the ratio of the other tree to itself.
+        other: The better quartile of the other tree's blocks.
+        this: The better quartile of this tree's blocks.
+        ratio: The ratio of the quartiles; above 1: this tree is slower, or takes more.
+        low, high: The lowest and the highest ratio of two blocks of one turn.
+        control: The ratio of the other tree's second side to its first.
     """
 
     suite: str
@@ -111,75 +115,80 @@ class Ratio:
 def ratios(
     other: Sequence[harness.Result], this: Sequence[harness.Result], again: Sequence[harness.Result]
 ) -> list[Ratio]:
-    """What the sides have measured, case by case; `again` is the other tree's second side.
+    """Compares the results of the sides, case by case; `again` is the other tree's second side.
 
     Raises:
-        ValueError: they have not measured the same.
+        ValueError: The sides have measured different cases.
     """
-    names = [{(one.suite, one.case, one.variant, one.unit, len(one.blocks)) for one in side} for side in (other, this)]
+    names = [
+        {(result.suite, result.case, result.variant, result.unit, len(result.blocks)) for result in side}
+        for side in (other, this)
+    ]
     if differ := names[0] ^ names[1]:
         raise ValueError(f"both trees must have measured the same. Received, of one of them only: {sorted(differ)}")
-    found = []
+    compared = []
     for a, b, c in zip(other, this, again, strict=True):
         of_turns = [_slower(x, y, b.unit) for x, y in zip(b.blocks, a.blocks, strict=True)]
-        mine, peer, control = (harness.quartile(one.blocks, b.unit) for one in (b, a, c))
-        ratio, of_control = _slower(mine, peer, b.unit), _slower(control, peer, b.unit)
+        own, peer, control = (harness.quartile(side.blocks, b.unit) for side in (b, a, c))
+        ratio, of_control = _slower(own, peer, b.unit), _slower(control, peer, b.unit)
         case = (b.suite, b.case, b.variant, b.unit)
-        found.append(Ratio(*case, peer, mine, ratio, min(of_turns), max(of_turns), of_control))
-    return found
+        compared.append(Ratio(*case, peer, own, ratio, min(of_turns), max(of_turns), of_control))
+    return compared
 
 
 def _slower(figure: float, peer: float, unit: str) -> float:
-    """By how much worse a figure is than its peer's."""
+    """Returns the factor by which a figure is worse than its peer's."""
     return peer / figure if harness.is_rate(unit) else figure / peer
 
 
-def table(found: Sequence[Ratio]) -> str:
+def table(ratios: Sequence[Ratio]) -> str:
     """The ratios as Markdown."""
     head = ("suite", "case", "variant", "other", "this", "ratio", "lowest - highest", "control")
     lines = [f"| {' | '.join(head)} |", "|---|---|---|---:|---:|---:|---|---:|"]
-    for one in found:
-        other, this = (f"{harness.number(value)} {one.unit}" for value in (one.other, one.this))
-        words = f"| {one.suite} | {one.case} | {one.variant} | {other} | {this} "
-        verdict = "" if abs(one.control - 1) <= VALID else ", not valid"
-        lines.append(f"{words}| **{one.ratio:.3f}** | {one.low:.2f} - {one.high:.2f} | {one.control:.3f}{verdict} |")
+    for ratio in ratios:
+        other, this = (f"{harness.number(value)} {ratio.unit}" for value in (ratio.other, ratio.this))
+        cells = f"| {ratio.suite} | {ratio.case} | {ratio.variant} | {other} | {this} "
+        verdict = "" if abs(ratio.control - 1) <= VALID else ", not valid"
+        lines.append(
+            f"{cells}| **{ratio.ratio:.3f}** | {ratio.low:.2f} - {ratio.high:.2f} | {ratio.control:.3f}{verdict} |"
+        )
     return "\n".join(lines)
 
 
 def report(other: Tree, this: Tree, suites: Sequence[str], options: harness.Options, path: Path | None) -> None:
-    """Runs the comparison, prints it with what was compared, and writes everything as JSON.
+    """Runs the comparison, prints the ratios, and writes everything as JSON.
 
     Args:
-        other: what this tree is divided by.
-        this: the checkout that these benchmarks belong to.
-        suites: some of `SUITES`.
-        options: of the command line.
-        path: of the file; None: build/benchmarks/SUITES-against.json.
+        other: The tree that this tree is compared with.
+        this: The checkout that these benchmarks belong to.
+        suites: Some of `SUITES`.
+        options: The options of the command line.
+        path: The file to write; None: build/benchmarks/SUITES-against.json.
     """
     machine = harness.hardware()
     print(f"other: {other}\nthis:  {this}", flush=True)
     for tree in (other, this):
         if tree.stale:
             print(f"warning: {tree.stale} is newer than the build of {tree.path}", flush=True)
-    found, installed = run(other, this, suites, options)
+    compared, installed = run(other, this, suites, options)
     machine |= installed
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(
-        f"The benchmarks of {this.path} with the tf_sparse_ps of either tree, by turns. Ratio of the quartiles: above "
-        "1 this tree is slower, or takes more; lowest and highest ratio of a turn; control: the other tree to itself."
+        f"The benchmarks of {this.path} with the tf_sparse_ps of either tree, in turns. Above 1, this tree is slower, "
+        "or takes more. Ratio: of the quartiles. Lowest - highest: of one turn. Control: the other tree's two sides."
     )
-    print(table(found), end="\n\n")
+    print(table(compared), end="\n\n")
     path = path or Path("build/benchmarks") / f"{'-'.join(suites)}-against.json"
     trees = {"other": str(other), "this": str(this)}
-    harness.save(path, machine | trees, options, found)
+    harness.save(path, machine | trees, options, compared)
     print(path)
 
 
 def run(other: Tree, this: Tree, suites: Sequence[str], options: harness.Options) -> tuple[list[Ratio], dict[str, str]]:
-    """Measures some of `SUITES` with both trees; returns the ratios, and what is installed.
+    """Measures some of `SUITES` with both trees; returns the ratios, and the installed versions.
 
     Raises:
-        SideFailed: say because the other tree lacks what a suite of this one uses.
+        SideFailed: A side failed, for example because the other tree lacks something that a suite of this one uses.
     """
     command = [sys.executable, "-m", "benchmarks.against", *suites]
     with contextlib.ExitStack() as stack:
@@ -193,10 +202,10 @@ def run(other: Tree, this: Tree, suites: Sequence[str], options: harness.Options
 
 
 class Player(Protocol):
-    """Who takes turns.
+    """A player that takes turns.
 
     Attributes:
-        done: it has none left.
+        done: Whether no turn is left.
     """
 
     done: bool
@@ -206,7 +215,7 @@ class Player(Protocol):
 
 
 def play(players: Sequence[Player]) -> None:
-    """Lets players take turns, each time in another order, until all are done."""
+    """Lets players take turns, in another order each time, until all are done."""
     with tqdm(desc="against", unit=" turns", delay=2, disable=None) as bar:
         for order in itertools.cycle(itertools.permutations(players)):
             if all(player.done for player in players):
@@ -218,24 +227,26 @@ def play(players: Sequence[Player]) -> None:
 
 
 class Side:
-    """A process that measures when it is its turn; a context, which ends it.
+    """A process that measures when its turn comes. It is a context manager, which ends the process.
 
     Args:
-        whose: what is measured, for messages.
-        tree: the checkout whose tf_sparse_ps it imports; its benchmarks are this checkout's.
-        command: what it runs, which calls `work`.
-        options: for it.
+        whose: Describes what is measured, for messages.
+        tree: The checkout from which the process imports tf_sparse_ps. It imports benchmarks from this checkout.
+        command: The command to run. It must call `work`.
+        options: The options for the suites.
     """
 
     def __init__(self, whose: str, tree: Path, command: Sequence[str], options: harness.Options) -> None:
         self._whose = whose
         self._folder = tempfile.TemporaryDirectory(prefix="tfsps-bench-")
-        # What it imports: this checkout's benchmarks and the tree's package, side by side.
+        # The process imports from this folder: this checkout's benchmarks, and the tree's package.
         view = Path(self._folder.name)
         (view / "benchmarks").symlink_to(_ROOT / "benchmarks")
         (view / "tf_sparse_ps").symlink_to(tree / "tf_sparse_ps")
         self._log = (view / "log").open("w+")
-        environment = {key: value for key, value in os.environ.items() if key != "TFSPS_JOB"}  # nobody else's tables
+        environment = {
+            key: value for key, value in os.environ.items() if key != "TFSPS_JOB"
+        }  # each process gets its own tables
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -250,11 +261,11 @@ class Side:
         self._read()
 
     def __enter__(self) -> Side:
-        """Itself."""
+        """Returns this side."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the process; one that works ends at its next turn, so that its tables are removed."""
+        """Ends the process. A process that is working ends at its next turn, so that its tables are removed."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -272,9 +283,9 @@ class Side:
         self._read()
 
     def figures(self) -> tuple[list[harness.Result], dict[str, str]]:
-        """What it has measured, when it is done, and what is installed."""
-        found = json.loads((Path(self._folder.name) / "figures.json").read_text())
-        return [harness.Result(**one) for one in found["results"]], found["installed"]
+        """Returns the results and the installed versions, when the side is done."""
+        document = json.loads((Path(self._folder.name) / "figures.json").read_text())
+        return [harness.Result(**result) for result in document["results"]], document["installed"]
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -309,18 +320,18 @@ def _commit(path: Path) -> str:
 
 
 def work(measure: Callable[[harness.Options], tuple[list[harness.Result], dict[str, str]]]) -> None:
-    """What a `Side`'s process does, in the folder from which it imports.
+    """Runs in the process of a `Side`, in the folder from which the process imports.
 
     Args:
-        measure: returns results, and what is installed. Its first turn has begun when it is called.
+        measure: Returns the results, and the installed versions. It is called in the first turn.
     """
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what suites print is for the log
-    given = json.loads(sys.stdin.readline())
+    os.dup2(2, 1)  # the output of suites goes to the log
+    arguments = json.loads(sys.stdin.readline())
     turns = Baton(out, sys.stdin)
-    given["cluster"] = harness.Cluster(**given["cluster"])
-    options = harness.Options(**{**given, "turns": turns})
-    turns.next()  # even to import takes all processors
+    arguments["cluster"] = harness.Cluster(**arguments["cluster"])
+    options = harness.Options(**{**arguments, "turns": turns})
+    turns.next()  # imports use all processors, so they wait for the turn, too
     results, installed = measure(options)
     document: Mapping[str, Any] = {
         "results": [dataclasses.asdict(result) for result in results],
@@ -331,8 +342,8 @@ def work(measure: Callable[[harness.Options], tuple[list[harness.Result], dict[s
 
 def _suites(options: harness.Options) -> tuple[list[harness.Result], dict[str, str]]:
     installed = harness.prepare(options.threads)
-    named = [importlib.import_module(f"benchmarks.{name}") for name in sys.argv[1:]]
-    return [result for suite in named for result in suite.run(options)], installed
+    suites = [importlib.import_module(f"benchmarks.{name}") for name in sys.argv[1:]]
+    return [result for suite in suites for result in suite.run(options)], installed
 
 
 if __name__ == "__main__":

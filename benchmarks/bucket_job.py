@@ -1,10 +1,15 @@
-"""One rank of the suite `buckets`: the same model trained under several schedules in turn, block by block.
+"""One rank of the suite `buckets`, which trains the same model under several schedules in turn, block by block.
 
-All variants are in one process, each with weights and an optimizer of its own, so that they share whatever the machine
-does meanwhile. A variant is "per-tensor" (an all-reduce operation for each gradient, as Horovod's own optimizers do it;
-"per-tensor again" is the A/A control), "synchronous", "timed", or "fixed N": buckets of about N bytes, in the reverse
-order of the variables, which is what is commonly done without a profile. A plan that an earlier variant has is not
-trained by a second time: the same operations once more would show how much two models of a process differ by chance.
+All variants run in one process, so that whatever else the machine does affects all of them. Each has its own weights
+and optimizer. The variants are:
+
+- "per-tensor": an all-reduce operation for each gradient, as in Horovod's own optimizers. "per-tensor again" is the
+  A/A control.
+- "synchronous" and "timed".
+- "fixed N": buckets of about N bytes, in the reverse order of the variables. This is common practice without a profile.
+
+A plan that an earlier variant has is not trained a second time. The same operations would only show how much two models
+of a process differ by chance.
 """
 
 from __future__ import annotations
@@ -33,23 +38,23 @@ from tf_sparse_ps.schedules.bucket_plan import Gradient
 from tf_sparse_ps.schedules.synchronous import SynchronousState
 
 _RATE = 1e-3
-_BATCHES = 4  # different ones, in turn
-_MOST_WARMUP = 60  # steps until a plan must be there
+_BATCHES = 4  # different batches, which take turns
+_MOST_WARMUP = 60  # steps within which a plan must exist
 
 
 @dataclasses.dataclass(frozen=True)
 class PerTensor(Schedule):
-    """Every gradient is an operation of its own; the ranks' weights are one more."""
+    """Every gradient has its own operation, and so do the ranks' weights."""
 
     def refuse(self, optimizer: Any, collectives: Any) -> None:
-        """Nothing."""
+        """Accepts every optimizer."""
 
     def start(self, optimizer: Any, collectives: Any, name: str) -> ScheduleState:
         """See `Schedule.start`."""
         return _PerTensorState(optimizer, collectives, name)
 
     def get_config(self) -> dict[str, Any]:
-        """No options."""
+        """Returns no options."""
         return {}
 
 
@@ -57,15 +62,15 @@ class _PerTensorState(SynchronousState):
     def average(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], weight: tf.Tensor, agreement: Any = None
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """See `SynchronousState.average`. The ranks compare nothing here, as under Horovod's own optimizers."""
+        """See `SynchronousState.average`. The ranks compare nothing here, as in Horovod's own optimizers."""
         (weights,) = self._collectives.allreduce([weight], f"{self._name}.weight", average=False)
         sums = [
             self._collectives.allreduce(
-                [rank_weight.weighted(one, weight)], f"{self._name}.gradient{i}", average=False
+                [rank_weight.weighted(gradient, weight)], f"{self._name}.gradient{i}", average=False
             )[0]
-            for i, one in enumerate(gradients)
+            for i, gradient in enumerate(gradients)
         ]
-        return [rank_weight.mean(one, weights) for one in sums], [weights]
+        return [rank_weight.mean(gradient_sum, weights) for gradient_sum in sums], [weights]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +78,11 @@ class Model:
     """A chain of layers.
 
     Attributes:
-        shapes: of the weights, in the order of use.
-        batch: rows of the input.
-        features: of a row.
-        layer: what a layer does with its input and its weights.
-        weights_per_layer: as many as `layer` takes.
+        shapes: The shapes of the weights, in the order of use.
+        batch: The number of rows of the input.
+        features: The number of features of a row.
+        layer: A function of a layer's input and its weights.
+        weights_per_layer: The number of weights that `layer` takes.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -95,10 +100,10 @@ MODELS = {
 
 
 class Variant:
-    """One way to train the model, with weights of its own."""
+    """One way to train the model, with its own weights."""
 
     def __init__(self, model: Model, schedule: Callable[[list[tf.Variable]], Schedule]) -> None:
-        """Makes weights; every rank and every variant the same."""
+        """Makes weights, the same on every rank and for every variant."""
         random = np.random.default_rng(1)
         self.weights = [
             tf.Variable(random.normal(size=shape).astype("float32") / shape[0] ** 0.5, name=f"weight{i}")
@@ -120,9 +125,9 @@ class Variant:
 
 
 def fixed_plan(weights: list[tf.Variable], limit: int, world_size: int) -> Plan:
-    """Buckets of about `limit` bytes, from the last weight to the first one."""
+    """Returns a plan with buckets of about `limit` bytes, from the last weight to the first one."""
     gradients = tuple(
-        Gradient(_keras.variable_name(one), tuple(one.shape.as_list()), one.dtype.name) for one in weights
+        Gradient(_keras.variable_name(weight), tuple(weight.shape.as_list()), weight.dtype.name) for weight in weights
     )
     buckets: list[list[int]] = [[]]
     size = 0
@@ -132,7 +137,7 @@ def fixed_plan(weights: list[tf.Variable], limit: int, world_size: int) -> Plan:
             size = 0
         buckets[-1].append(i)
         size += gradients[i].bytes
-    return Plan(gradients, world_size, tuple(tuple(sorted(one)) for one in buckets))
+    return Plan(gradients, world_size, tuple(tuple(sorted(bucket)) for bucket in buckets))
 
 
 def _schedule(name: str, world_size: int) -> Callable[[list[tf.Variable]], Schedule]:
@@ -143,17 +148,17 @@ def _schedule(name: str, world_size: int) -> Callable[[list[tf.Variable]], Sched
 
 
 def main() -> None:
-    """Trains all variants in turn and writes the figures of all ranks from rank 0."""
+    """Trains all variants in turn. Rank 0 writes the figures of all ranks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--variant", action="append", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--blocks", type=int, required=True, help="turns of each variant, at least")
-    parser.add_argument("--seconds", type=float, required=True, help="in which there may be more turns")
-    parser.add_argument("--steps", type=int, required=True, help="in a block")
-    parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
-    parser.add_argument("--plot", type=Path, help="PNG of the plan, from rank 0")
+    parser.add_argument("--blocks", type=int, required=True, help="the least number of turns of each variant")
+    parser.add_argument("--seconds", type=float, required=True, help="the time in which further turns may start")
+    parser.add_argument("--steps", type=int, required=True, help="steps in a block")
+    parser.add_argument("--count-bytes", metavar="INTERFACE", help="an interface that only this rank's host uses")
+    parser.add_argument("--plot", type=Path, help="a PNG of the plan, which rank 0 writes")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -162,17 +167,17 @@ def main() -> None:
     model = MODELS[options.model]
     random = np.random.default_rng(world.rank)
     inputs = [random.normal(size=(model.batch, model.features)).astype("float32") for _ in range(_BATCHES)]
-    following = Cycle([tf.constant(one) for one in inputs])
+    next_batch = Cycle([tf.constant(batch) for batch in inputs])
     variants: dict[str, Variant] = {}
     by_plan: dict[str, str] = {}  # the first variant of each plan, by the plan's hash
-    same: dict[str, str] = {}
+    same_plan: dict[str, str] = {}
     for name in options.variant:
         variant = Variant(model, _schedule(name, world.size))
-        given = getattr(variant.optimizer.schedule, "plan", None)
-        if given is not None and given.hash in by_plan:
-            same[name] = by_plan[given.hash]
+        plan = getattr(variant.optimizer.schedule, "plan", None)
+        if plan is not None and plan.hash in by_plan:
+            same_plan[name] = by_plan[plan.hash]
             continue
-        _warm_up(variant, following)
+        _warm_up(variant, next_batch)
         variants[name] = variant
         if plan := variant.optimizer.schedule_report().get("plan"):
             by_plan[plan.hash] = name
@@ -181,33 +186,33 @@ def main() -> None:
     order = list(variants)
     for turn in _turns(world, options.blocks, options.seconds):
         for name in order if turn % 2 == 0 else reversed(order):
-            blocks[name].append(_block(variants[name], following, options, world, tensors))
+            blocks[name].append(_block(variants[name], next_batch, options, world, tensors))
     everywhere = world.allgather_object((int(os.environ.get("HOROVOD_LOCAL_RANK", 0)), blocks), "bench.blocks")
     if world.rank == 0:
-        plans = {name: one.optimizer.schedule_report().get("plan") for name, one in variants.items()}
+        plans = {name: variant.optimizer.schedule_report().get("plan") for name, variant in variants.items()}
         figures = {
             "ranks": [{"local_rank": local_rank, "blocks": blocks} for local_rank, blocks in everywhere],
             "plans": {name: None if plan is None else plan.to_dict() for name, plan in plans.items()},
-            "same": same,
+            "same": same_plan,
         }
         options.out.write_text(json.dumps(figures))
         if options.plot and plans.get("timed"):
             plans["timed"].plot(options.plot)
 
 
-def _warm_up(variant: Variant, following: Cycle[tf.Tensor]) -> None:
-    """Until the plan is there and the trace by it has run some times."""
+def _warm_up(variant: Variant, next_batch: Cycle[tf.Tensor]) -> None:
+    """Trains until the plan exists and the trace that uses it has run several times."""
     planned = isinstance(variant.optimizer.schedule, TimedBuckets)
     for _ in range(_MOST_WARMUP):
-        variant.step(following())
+        variant.step(next_batch())
         if not planned or variant.optimizer.schedule_report()["plan"] is not None:
             break
     for _ in range(4):
-        variant.step(following())
+        variant.step(next_batch())
 
 
 def _turns(world: Any, least: int, seconds: float) -> Iterator[int]:
-    """Numbers of turns, until there were enough and rank 0's time is over."""
+    """Yields the numbers of turns, until there were `least` and rank 0's time is over."""
     began = time.monotonic()
     for turn in itertools.count():
         more = turn < least or time.monotonic() - began < seconds
@@ -217,25 +222,25 @@ def _turns(world: Any, least: int, seconds: float) -> Iterator[int]:
 
 
 def _block(
-    variant: Variant, following: Cycle[tf.Tensor], options: argparse.Namespace, world: Any, tensors: dict[str, int]
+    variant: Variant, next_batch: Cycle[tf.Tensor], options: argparse.Namespace, world: Any, tensors: dict[str, int]
 ) -> dict[str, float]:
-    """Figures per step of some steps that all ranks make together."""
+    """Returns figures per step, from some steps that all ranks make together."""
     world.barrier("bench.block")
     before, sent = operation_counts(world), _sent(options.count_bytes)
     times, began_cpu = [], time.process_time()
     for _ in range(options.steps):
         began = time.perf_counter()
-        variant.step(following())
+        variant.step(next_batch())
         times.append(time.perf_counter() - began)
     cpu = time.process_time() - began_cpu
-    ran = {name: count - before.get(name, 0) for name, count in operation_counts(world).items()}
-    world.barrier("bench.block")  # a rank may be done while its neighbour still sends
+    counts = {name: count - before.get(name, 0) for name, count in operation_counts(world).items()}
+    world.barrier("bench.block")  # another rank may still be sending
     return {
         "step_ms": float(np.median(times)) * 1e3,
         "cpu_ms": cpu / options.steps * 1e3,
         "sent_kb": (_sent(options.count_bytes) - sent) / options.steps / 1e3,
-        "operations": sum(count for name, count in ran.items() if name in tensors) / options.steps,
-        "tensors": sum(count * tensors[name] for name, count in ran.items() if name in tensors) / options.steps,
+        "operations": sum(count for name, count in counts.items() if name in tensors) / options.steps,
+        "tensors": sum(count * tensors[name] for name, count in counts.items() if name in tensors) / options.steps,
     }
 
 
@@ -244,14 +249,14 @@ def _sent(interface: str | None) -> int:
 
 
 def _count_tensors(world: Any) -> dict[str, int]:
-    """From now on: how many tensors each operation of gradients hands to Horovod, by the operation's name."""
+    """Starts to count the tensors that each operation of gradients hands to Horovod; returns counts by its name."""
     tensors: dict[str, int] = {}
     allreduce = world.allreduce
 
     def counted(values: Sequence[tf.Tensor], name: str, **options: Any) -> list[tf.Tensor]:
         if name.startswith("tsps."):
-            for one in {value.dtype.name for value in values}:
-                tensors[f"{name}.{one}"] = sum(value.dtype.name == one for value in values)
+            for dtype in {value.dtype.name for value in values}:
+                tensors[f"{name}.{dtype}"] = sum(value.dtype.name == dtype for value in values)
         return allreduce(values, name, **options)
 
     world.allreduce = counted

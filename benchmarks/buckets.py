@@ -1,18 +1,18 @@
-"""The buckets suite: TimedBuckets beside an operation per gradient, the plain schedule, and buckets of fixed sizes.
+"""The buckets suite: TimedBuckets against an operation per gradient, the plain schedule, and buckets of fixed sizes.
 
-A job is one of the models of `benchmarks.bucket_job` on 2 or 4 ranks, on this machine or on two emulated hosts; the
-variants take turns within the job, and what is compared is what stood side by side in the same turn. Steps take 15 ms
-to 2 s, and the short ones vary most: there are turns for 10 s per --blocks (2 s in jobs of one variant), and at least
-half of --blocks.
+A job trains one of the models of `benchmarks.bucket_job` on 2 or 4 ranks, on this machine or on two emulated hosts. The
+variants take turns within the job, and figures of the same turn are compared. Steps take 15 ms to 2 s, and short steps
+vary most. The turns of a job therefore take 10 s per --blocks (2 s in jobs of one variant), and their number is at
+least half of --blocks.
 
-"per-tensor again" is the same as "per-tensor": half the distance between the quartiles of its ratios is what a ratio
-may be off. A fixed size that comes to the same plan as "timed", or as a smaller size, has its figures: it is the same
-thing.
+"per-tensor again" is the same as "per-tensor": half the distance between the quartiles of its ratios is the uncertainty
+of a ratio. If a fixed size leads to the same plan as "timed" or as a smaller size, the report repeats the figures of
+that variant.
 
-Bytes are those that leave a host. Beyond the gradients, of which a ring of N ranks takes 2 (N - 1) / N times their size
-over the cable of each host, that is what ranks tell each other to agree on what is ready (Horovod asks a thousand times
-per second, whatever is done: a shorter step has less of it), and headers. Each time Horovod sends a bit for every
-tensor that it remembers, so these bytes are counted in jobs of one variant each.
+The suite also counts the bytes that leave a host. A ring of N ranks sends 2 (N - 1) / N times the size of the gradients
+over each host's cable. The other bytes are headers, and messages by which the ranks agree on what is ready. Horovod
+sends these a thousand times per second, whatever the ranks do, so a shorter step sends fewer. Each message has a bit
+for every tensor that Horovod remembers. These bytes are therefore counted in jobs of one variant each.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ PEER, CONTROL = "per-tensor", "per-tensor again"
 FIXED = tuple(f"fixed {1 << power}" for power in (16, 18, 20, 22, 24))  # bytes
 VARIANTS = (PEER, "synchronous", "timed", CONTROL, *FIXED)
 MODELS = ("400 x 1k floats", "60 layers", "120 x 64k floats")
-ALONE = (PEER, CONTROL, "timed")  # in jobs of their own, too, on hosts
+ALONE = (PEER, CONTROL, "timed")  # these variants also run in their own jobs on hosts
 _STEPS = 10  # in a block
 _SECONDS = 10.0  # of turns, per --blocks
 _SECONDS_ALONE = 2.0  # the same, where a job has one variant only
 _JOB_S = 1800.0
-# Horovod forgets operations beyond that many, 1,024 by default: the variants together have more.
+# Horovod's cache holds 1,024 operations by default. The variants together have more.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CACHE_CAPACITY": "8192"}
 _FIGURES = {
     "step_ms": ("step", "ms"),
@@ -55,11 +55,11 @@ _FIGURES = {
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a job runs.
+    """The ranks and hosts of a job.
 
     Attributes:
-        ranks: of the job.
-        hosts: emulated; 0: none, all ranks are on this machine as it is.
+        ranks: The number of ranks of the job.
+        hosts: The number of emulated hosts; 0: all ranks run on this machine as it is.
     """
 
     ranks: int
@@ -67,12 +67,12 @@ class Place:
 
     @property
     def words(self) -> str:
-        """For the report."""
+        """A description for the report."""
         return f"{self.ranks} ranks" + (f" on {self.hosts} hosts" if self.hosts else "")
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Time, processor time, tensors and bytes per step for each model and number of ranks."""
+    """Measures time, processor time, tensors and bytes per step for each model and number of ranks."""
     places = [Place(2)] if options.quick else [Place(2), Place(4), Place(2, 2), Place(4, 2)]
     if not options.quick and (reason := hosts.unavailable()):
         print(f"buckets: one machine only, {reason}", flush=True)
@@ -92,38 +92,38 @@ def run(options: harness.Options) -> list[harness.Result]:
 
 
 def report(model: str, place: Place, figures: dict[str, Any]) -> list[harness.Result]:
-    """Results from the figures of a job of all variants.
+    """Returns results from the figures of a job of all variants.
 
     Args:
-        model: its name.
-        place: where it ran.
-        figures: of bucket_job.
+        model: The name of the model.
+        place: The ranks and hosts of the job.
+        figures: The figures that bucket_job wrote.
     """
     case, parameters = _case(model, place, figures)
     results = []
     for figure, (words, unit) in _FIGURES.items():
         blocks = {name: _over_ranks(figures["ranks"], name, figure) for name in figures["plans"]}
         blocks |= {name: blocks[other] for name, other in figures["same"].items()}
-        for one in harness.summarize("buckets", f"{case}: {words}", blocks, peer=PEER, unit=unit):
-            results.append(dataclasses.replace(one, parameters={**parameters, "figure": figure}))
+        for result in harness.summarize("buckets", f"{case}: {words}", blocks, peer=PEER, unit=unit):
+            results.append(dataclasses.replace(result, parameters={**parameters, "figure": figure}))
         if figure == "step_ms":
             results += _ratios(case, blocks, parameters)
     return results
 
 
 def report_alone(model: str, place: Place, jobs: dict[str, dict[str, Any]]) -> list[harness.Result]:
-    """What hosts send beyond the gradients, from the figures of jobs of one variant each; `jobs`: by variant."""
+    """Returns the bytes that hosts send in addition to gradients. `jobs`: figures of jobs of one variant, by name."""
     case, parameters = _case(model, place, jobs["timed"])
     plan = jobs["timed"]["plans"]["timed"]
-    size = 4 * sum(math.prod(one["shape"]) for one in plan["gradients"]) / 1e3
+    size = 4 * sum(math.prod(gradient["shape"]) for gradient in plan["gradients"]) / 1e3
     ring = 2 * (place.ranks - 1) / place.ranks * size
     blocks = {
         name: [sent - ring for sent in _over_ranks(figures["ranks"], name, "sent_kb")] for name, figures in jobs.items()
     }
     label = f"{case}: sent per host beyond the gradients"
     return [
-        dataclasses.replace(one, parameters={**parameters, "figure": "control_kb"})
-        for one in harness.summarize("buckets", label, blocks, peer=PEER, unit="kB")
+        dataclasses.replace(result, parameters={**parameters, "figure": "control_kb"})
+        for result in harness.summarize("buckets", label, blocks, peer=PEER, unit="kB")
     ]
 
 
@@ -135,16 +135,16 @@ def _case(model: str, place: Place, figures: dict[str, Any]) -> tuple[str, dict[
 
 
 def _over_ranks(ranks: Sequence[dict[str, Any]], name: str, figure: str) -> list[float]:
-    """A figure of a variant, block by block: of the slowest rank, of all together, or a mean."""
-    of_rank = [[block[figure] for block in rank["blocks"][name]] for rank in ranks]
+    """Returns a figure of a variant, block by block: that of the slowest rank, the sum over ranks, or the mean."""
+    by_rank = [[block[figure] for block in rank["blocks"][name]] for rank in ranks]
     if figure == "sent_kb":  # counted by every rank of a host
-        of_rank = [one for one, rank in zip(of_rank, ranks, strict=True) if rank["local_rank"] == 0]
+        by_rank = [figures for figures, rank in zip(by_rank, ranks, strict=True) if rank["local_rank"] == 0]
     combine = {"step_ms": max, "cpu_ms": sum}.get(figure, statistics.fmean)
-    return [combine(block) for block in zip(*of_rank, strict=True)]
+    return [combine(block) for block in zip(*by_rank, strict=True)]
 
 
 def _ratios(case: str, blocks: dict[str, list[float]], parameters: dict[str, float | str]) -> list[harness.Result]:
-    """Of the step's time within the same turn: to the peer, and of "timed" to the best fixed size."""
+    """Returns ratios of step times within the same turn: to the peer, and of "timed" to the best fixed size."""
     fixed = [name for name in blocks if name in FIXED]
     pairs = [(name, PEER) for name in blocks if name != PEER]
     if fixed:
@@ -171,10 +171,10 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def job(
     model: str, place: Place, variants: Sequence[str], options: harness.Options, seconds: float = _SECONDS
 ) -> dict[str, Any]:
-    """Runs a job of some variants, for so many seconds per --blocks; returns the figures of bucket_job."""
+    """Runs a job of some variants, for `seconds` per --blocks; returns the figures that bucket_job wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
-        # The suite's folder is what may be looked at afterwards.
+        # The plot stays in the folder of results.
         plot = Path("build/benchmarks").absolute() / f"plan-{model}-{place.words}.png".replace(" ", "-")
         plot.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "benchmarks.bucket_job", "--model", model, "--out", str(out)]

@@ -1,7 +1,7 @@
-"""The cache suite: a table of which some rows are on a device, beside the same without a cache, and looking ahead.
+"""The cache suite: a table with some rows on a device, against the same table without a cache, and with lookahead.
 
-What travels between host and device is counted. Where there is no device with a link of its own, a slow one stands in
-(`benchmarks/slow_link.py`): how much of its time looking ahead hides is what is measured then.
+The suite counts the bytes that travel between host and device. If no device has its own link, a slow one stands in
+(`benchmarks/slow_link.py`), and the suite measures how much of its time lookahead hides.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Variant:
         self.step: Callable[[], Any] = lambda: train(next(elements), gradient)
 
     def count(self, n: int) -> dict[str, float]:
-        """What n more steps have counted."""
+        """Makes n more steps and returns what they add to the statistics of the cache."""
         before = self.layer.cache_statistics()
         for _ in range(n):
             self.step()
@@ -64,11 +64,11 @@ def _figure(case: str, variant: str, unit: str, value: float) -> harness.Result:
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Bytes between host and device; step times; how much of a slow link's time is hidden."""
+    """Measures bytes between host and device, step times, and how much of a slow link's time is hidden."""
     sizes, batches, gradient = _data(options.quick)
-    found = _bytes(sizes, batches, gradient)
-    found += _times(sizes, batches, gradient, options)
-    return found + _hidden(sizes, batches, gradient)
+    results = _bytes(sizes, batches, gradient)
+    results += _times(sizes, batches, gradient, options)
+    return results + _hidden(sizes, batches, gradient)
 
 
 def _data(quick: bool) -> tuple[_Sizes, Any, Any]:
@@ -78,22 +78,22 @@ def _data(quick: bool) -> tuple[_Sizes, Any, Any]:
 
 
 def record(steps: int, *, quick: bool) -> tuple[list[tuple[str, int, int]], float]:
-    """What goes on in some steps that look one batch ahead, and the bytes per second of their link, each way."""
+    """Records steps that look one batch ahead; returns their spans, and the link's bytes per second, each way."""
     sizes, batches, gradient = _data(quick)
     with _slow_link(sizes, batches, gradient) as (rate, _):
-        one = _Variant(sizes, tsps.DeviceCache(rows=sizes.rows // 10), 1, batches, gradient)
-        one.count(sizes.warmup)
+        variant = _Variant(sizes, tsps.DeviceCache(rows=sizes.rows // 10), 1, batches, gradient)
+        variant.count(sizes.warmup)
         spans.start()
-        made = []
+        step_spans = []
         for _ in range(steps):
             begun = time.monotonic_ns()
-            one.step()
-            made.append(("step", begun, time.monotonic_ns()))
-        return [*spans.stop(), *made], rate
+            variant.step()
+            step_spans.append(("step", begun, time.monotonic_ns()))
+        return [*spans.stop(), *step_spans], rate
 
 
 def _bytes(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
-    found = []
+    results = []
     drifting = _drifting(sizes, len(batches))
     for trace, share, policy, ahead in (
         (batches, 10, "admission", 0),
@@ -106,25 +106,25 @@ def _bytes(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
         (drifting, 10, "admission", 8),
     ):
         cache = tsps.DeviceCache(rows=sizes.rows * share // 100, policy=policy)
-        one = _Variant(sizes, cache, ahead, trace, gradient)
-        one.count(sizes.warmup)
-        counted = one.count(sizes.counted)
-        # Without a cache every key's row goes down, and its gradient up.
-        none = counted["keys"] * 2 * 4 * sizes.dim
+        variant = _Variant(sizes, cache, ahead, trace, gradient)
+        variant.count(sizes.warmup)
+        counted = variant.count(sizes.counted)
+        # Without a cache, every key's row goes down to the device, and its gradient goes up.
+        uncached_bytes = counted["keys"] * 2 * 4 * sizes.dim
         name = f"{policy}, {share} % of the rows, {ahead} ahead{', drifting' if trace is drifting else ''}"
         case = f"bytes between host and device, {sizes.text}; no cache: 1"
-        moved = (counted["bytes_down"] + counted["bytes_up"]) / none
-        found.append(_figure(case, name, "of no cache", moved))
+        moved = (counted["bytes_down"] + counted["bytes_up"]) / uncached_bytes
+        results.append(_figure(case, name, "of the bytes without a cache", moved))
         hits = counted["hits"] / counted["keys"]
-        found.append(_figure(f"hits of steps, {sizes.text}", name, "of keys", hits))
+        results.append(_figure(f"hits of steps, {sizes.text}", name, "of keys", hits))
         print(f"{name}: {moved:.3f} of the bytes, hits {hits:.3f}", flush=True)
-        del one
+        del variant
         gc.collect()
-    return found
+    return results
 
 
 def _drifting(sizes: _Sizes, n: int) -> Any:
-    """One key in 20 of a batch's vocabulary is another one every 10 batches."""
+    """Returns batches whose keys drift: every 10 batches, one key in 20 of the vocabulary is replaced."""
     random = np.random.default_rng(2)
     names = np.arange(sizes.rows)
     out = []
@@ -146,14 +146,14 @@ def _times(sizes: _Sizes, batches: Any, gradient: Any, options: harness.Options)
         ("lru", "lru", 0),
     ):
         variants[name] = _Variant(sizes, tsps.DeviceCache(rows=rows, policy=policy), ahead, batches, gradient)
-    for one in variants.values():
+    for variant in variants.values():
         for _ in range(sizes.warmup):
-            one.step()
+            variant.step()
     device = device_store.resolve_device(None)
     return harness.compare(
         _SUITE,
-        f"look-up + backward + update on {device}, 10 % of the rows there, {sizes.text}",
-        {name: one.step for name, one in variants.items()},
+        f"lookup + backward + update on {device}, 10 % of the rows there, {sizes.text}",
+        {name: variant.step for name, variant in variants.items()},
         peer="no cache",
         options=options,
         calls=3 if options.quick else 10,
@@ -161,35 +161,36 @@ def _times(sizes: _Sizes, batches: Any, gradient: Any, options: harness.Options)
 
 
 def _hidden(sizes: _Sizes, batches: Any, gradient: Any) -> list[harness.Result]:
-    """With a link that takes as long as computing: how much of the time of rows that are copied ahead is hidden."""
+    """Measures, with a link that takes as long as computing, how much of the time of rows copied ahead is hidden."""
     rows = sizes.rows // 10
     with _slow_link(sizes, batches, gradient) as (rate, seconds):
-        found = []
+        results = []
         case = f"a link of {rate / 1e6:.0f} MB/s each way, 10 % of the rows, {sizes.text}"
-        found.append(_figure(case, "computing alone", "ms", seconds / sizes.counted * 1e3))
+        results.append(_figure(case, "computing alone", "ms", seconds / sizes.counted * 1e3))
         for ahead in (0, 1, 4, 8):
             counted, seconds = _timed(_Variant(sizes, tsps.DeviceCache(rows=rows), ahead, batches, gradient), sizes)
             name = f"{ahead} ahead"
-            found.append(_figure(case, name, "ms", seconds / sizes.counted * 1e3))
+            results.append(_figure(case, name, "ms", seconds / sizes.counted * 1e3))
             line = f"{name}: {seconds / sizes.counted * 1e3:.1f} ms per step"
             if ahead:
                 down = counted["copied_ahead"] * 4 * sizes.dim / rate
                 late = counted["waited_ns"] / 1e9 + counted["missed"] * 4 * sizes.dim / rate
                 hidden = 1 - min(1.0, late / down)
-                found.append(_figure(case, f"{name}: hidden", "of the rows' way down", hidden))
+                results.append(_figure(case, f"{name}: hidden", "of the time of rows copied ahead", hidden))
                 line += (
                     f", {down / sizes.counted * 1e3:.1f} ms of rows copied ahead, hidden {hidden:.2f}, used "
                     f"{counted['used'] / counted['copied_ahead']:.2f}"
                 )
             print(line, flush=True)
-    return found
+    return results
 
 
 @contextlib.contextmanager
 def _slow_link(sizes: _Sizes, batches: Any, gradient: Any) -> Iterator[tuple[float, float]]:
-    """Caches that are made within it have a link that takes as long as computing.
+    """Gives the caches that are made within it a link that takes as long as computing.
 
-    Yields its bytes per second, each way, and the seconds that computing takes.
+    Yields:
+        The bytes per second of the link, each way, and the seconds that computing takes.
     """
     counted, seconds = _timed(_Variant(sizes, tsps.DeviceCache(rows=sizes.rows // 10), 0, batches, gradient), sizes)
     rate = (counted["bytes_down"] + counted["bytes_up"]) / seconds
@@ -201,9 +202,9 @@ def _slow_link(sizes: _Sizes, batches: Any, gradient: Any) -> Iterator[tuple[flo
         device_store.link = before
 
 
-def _timed(one: _Variant, sizes: _Sizes) -> tuple[dict[str, float], float]:
-    """What its steps count, and the seconds that they take."""
-    one.count(sizes.warmup)
+def _timed(variant: _Variant, sizes: _Sizes) -> tuple[dict[str, float], float]:
+    """Returns what the timed steps of a variant count, and the seconds that they take."""
+    variant.count(sizes.warmup)
     begun = time.perf_counter()
-    counted = one.count(sizes.counted)
+    counted = variant.count(sizes.counted)
     return counted, time.perf_counter() - begun

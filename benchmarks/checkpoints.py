@@ -1,7 +1,7 @@
-"""The checkpoints suite: saves, increments and restores of a table with Adagrad, beside copying and reading its bytes.
+"""The checkpoints suite: saves, increments and restores of a table with Adagrad, against copying and reading its bytes.
 
-All on one disk, in one run. Copying is `cp` and `fsync` of the table's file while it is in memory; for reading and
-restoring it is not.
+Everything is on one disk, in one run. Copying is `cp` and `fsync` of the table's file while the file is in memory. For
+reading and restoring, the file is not in memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ keras = _keras.keras
 _DIM = 32
 _CHUNK = 1 << 18
 _FEATURES, _BATCH, _BATCHES = 26, 2048, 16
-_TRAIN_S = 6.0  # without a save
+_TRAIN_S = 6.0  # of training without a save
 
 
 class _Anonymous:
-    """The most anonymous memory that this process has while it is watched, beyond what it had."""
+    """Watches the anonymous memory of this process, and measures its growth."""
 
     def __init__(self) -> None:
         self._began, self._most, self._end = _anonymous(), 0, threading.Event()
@@ -48,7 +48,7 @@ class _Anonymous:
             self._most = max(self._most, _anonymous())
 
     def grown_mib(self) -> float:
-        """Ends it."""
+        """Stops watching; returns the most growth."""
         self._end.set()
         self._thread.join()
         return max(0, self._most - self._began) / 2**20
@@ -62,7 +62,7 @@ def _anonymous() -> int:
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """10 million rows of 32 with Adagrad: 2.6 GB."""
+    """Measures with 10 million rows of 32 floats with Adagrad: 2.6 GB."""
     rows = 200_000 if options.quick else 10_000_000
     blocks = min(options.blocks, 3)
     base = Path("build/benchmarks")
@@ -103,15 +103,15 @@ class _Suite:
         return tsps.Checkpointer(self._folder / name, self._model, optimizer, keep=1, **options)
 
     def _full(self) -> None:
-        own = self._checkpointer("full", incremental=False, background=False)
-        own.save()
+        checkpointer = self._checkpointer("full", incremental=False, background=False)
+        checkpointer.save()
         copied, saved, memory = [], [], []
         for _ in tqdm(range(self._blocks), desc="full saves", delay=2, disable=None):
             self._file, self._bytes = _table_file(self._folder / "full")
             copied.append(self._bytes / 1e6 / _timed(self._copy))
             self._step()
             watch = _Anonymous()
-            saved.append(self._bytes / 1e6 / _timed(own.save))
+            saved.append(self._bytes / 1e6 / _timed(checkpointer.save))
             memory.append(watch.grown_mib())
         self._full_s = self._bytes / 1e6 / statistics.median(saved)
         self._add("saving, training idles", {"cp and fsync": copied, "save": saved}, "MB/s", "cp and fsync")
@@ -126,24 +126,24 @@ class _Suite:
         target.unlink()
 
     def _beside_training(self) -> None:
-        own = self._checkpointer("beside", incremental=False)
+        checkpointer = self._checkpointer("beside", incremental=False)
         alone: list[float] = []
         beside: list[float] = []
         took: list[float] = []
         memory: list[float] = []
-        stood: list[float] = []
+        blocked: list[float] = []
         for _ in tqdm(range(self._blocks), desc="beside training", delay=2, disable=None):
             end = time.perf_counter() + _TRAIN_S
             while time.perf_counter() < end:
                 alone.append(self._step())
             watch = _Anonymous()
             began = time.perf_counter()
-            own.save()
-            stood.append((time.perf_counter() - began) * 1e3)
-            while own.is_saving:
+            checkpointer.save()
+            blocked.append((time.perf_counter() - began) * 1e3)
+            while checkpointer.is_saving:
                 beside.append(self._step())
             took.append(time.perf_counter() - began)
-            own.wait()
+            checkpointer.wait()
             memory.append(watch.grown_mib())
         case = "saving beside training"
         self._add(
@@ -152,7 +152,7 @@ class _Suite:
             "s",
             "a save that training idles for",
         )
-        self._add(case, {"`save()` returns after": stood}, "ms")
+        self._add(case, {"`save()` returns after": blocked}, "ms")
         self._add(
             case, {"step without a save": alone, "step beside one": beside}, "ms", "step without a save", means=True
         )
@@ -161,8 +161,8 @@ class _Suite:
         self._add(case, {"anonymous memory grows by": memory}, "MiB")
 
     def _increment(self) -> None:
-        own = self._checkpointer("increments", background=False)
-        own.save()
+        checkpointer = self._checkpointer("increments", background=False)
+        checkpointer.save()
         (binding,) = tables.of(self._model)
         random = np.random.default_rng(3)
         took, sizes = [], []
@@ -170,7 +170,7 @@ class _Suite:
             keys = random.choice(self._rows, self._rows // 100, replace=False)
             binding.assign(keys, np.ones((len(keys), _DIM), np.float32))
             began = time.perf_counter()
-            path = own.save()
+            path = checkpointer.save()
             took.append(time.perf_counter() - began)
             content = stored_checkpoint.look(Path(path)).manifest
             assert content.chain
@@ -183,7 +183,7 @@ class _Suite:
     def _restore(self) -> None:
         shutil.rmtree(self._folder / "beside")
         shutil.rmtree(self._chain)
-        # With one to go back to, as jobs have it, rows are read once.
+        # With an older checkpoint to fall back to, as jobs have it, rows are read only once.
         shutil.copytree(self._older, self._folder / "full" / self._older.name)
         size = self._bytes / 1e6
         read, restored, memory = [], [], []
@@ -196,19 +196,19 @@ class _Suite:
                 size / _timed(lambda: subprocess.run(["cat", str(self._file)], stdout=subprocess.DEVNULL, check=True))
             )
             keras.backend.clear_session()
-            gc.collect()  # the tables of models that are gone
+            gc.collect()  # removes the tables of deleted models
             model = _model()
             _forget(self._folder)
-            own = tsps.Checkpointer(self._folder / "full", model, model.optimizer)
+            checkpointer = tsps.Checkpointer(self._folder / "full", model, model.optimizer)
             watch = _Anonymous()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # keys that were never trained have other initial values
-                restored.append(size / _timed(own.restore))
+                restored.append(size / _timed(checkpointer.restore))
             memory.append(watch.grown_mib())
             (binding,) = tables.of(model)
             if len(binding.reader()) < self._rows:
                 raise RuntimeError(f"{len(binding.reader())} of {self._rows} rows were restored")
-            del model, own, binding
+            del model, checkpointer, binding
         self._add(
             "restoring, from the disk", {"reading the bytes": read, "restore": restored}, "MB/s", "reading the bytes"
         )
@@ -217,7 +217,7 @@ class _Suite:
     def _add(
         self, case: str, figures: dict[str, list[float]], unit: str, peer: str | None = None, *, means: bool = False
     ) -> None:
-        if means:  # of many steps: what training keeps of its speed
+        if means:  # a mean over many steps shows how much of its speed training keeps
             figures = {name: [statistics.fmean(values)] for name, values in figures.items()}
         self._results += harness.summarize("checkpoints", f"{case}; {self._case}", figures, peer=peer, unit=unit)
 
@@ -253,7 +253,7 @@ def _fill(binding: Any, rows: int) -> None:
 
 
 def _table_file(folder: Path) -> tuple[Path, int]:
-    """The file of the table of the newest checkpoint, and its size."""
+    """Returns the file of the newest checkpoint's table, and its size."""
     path = directory.CheckpointDirectory(folder).find()[0].path
     (file,) = path.glob("*.tfsps")
     return file, file.stat().st_size
@@ -266,7 +266,7 @@ def _timed(action: Callable[[], Any]) -> float:
 
 
 def _forget(folder: Path) -> None:
-    """Files are to be read from the disk."""
+    """Drops files from the page cache, so that they are read from the disk."""
     for file in folder.rglob("*"):
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)

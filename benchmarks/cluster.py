@@ -1,19 +1,22 @@
 """The cluster suite: time and bytes per step of jobs on several emulated hosts, whose cables are slow.
 
-A job is a number of hosts x a number of ranks of `benchmarks.rank_job`; the variants of it take turns. What passes a
-host's interface is counted over all timed steps. An idle job sends, too (Horovod asks around a thousand times per
-second whether there is work): that is measured in the same job, while all ranks sleep, and subtracted for as long as
-the cable was not full during the steps. Horovod does not ask while a collective runs: subtracted for all of the time it
-would be 2 to 3 % too much. The raw figure is given as well. The ranks of the variant "tensorflow" are connected by
-TensorFlow, which asks nothing; all others are Horovod's.
+A job runs `benchmarks.rank_job` on a number of hosts x a number of ranks. The variants of a job take turns. The suite
+counts the bytes that pass a host's interface, over all timed steps.
 
-Bytes are those of packets as they leave a host, up to 64 KiB each with one header; an Ethernet of 1,500 bytes per
-packet carries about 5 % more. The time's floor is the raw bytes of the busiest host and direction, divided by the rate.
+An idle job sends bytes, too: Horovod asks about a thousand times per second whether there is work. The same job
+measures this while all ranks sleep. The suite subtracts it for the time in which the cable was not full during the
+steps: Horovod does not ask while a collective runs, so subtracting it for the whole time would be 2 to 3 % too much.
+The report also has the raw figure. TensorFlow connects the ranks of the variant "tensorflow" and asks nothing. Horovod
+connects the ranks of all other variants.
 
-At the end the rows are counted that each host has of the table: all of them, or, of the variants "sharded", its share.
+Bytes are counted as packets leave a host, up to 64 KiB each with one header. An Ethernet of 1,500 bytes per packet
+carries about 5 % more. The floor of a step's time is the raw bytes of the busiest host and direction, divided by the
+rate.
 
-All hosts share this machine's processors, and each rank has one thread if there are as many ranks as threads: what a
-step takes above its floor says nothing about hosts with processors of their own.
+At the end the suite counts the rows of the table on each host: all of them, or a share for the variants "sharded".
+
+All hosts share this machine's processors, and each rank has one thread if there are as many ranks as threads. The time
+above the floor therefore does not predict that of hosts with their own processors.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from tqdm import tqdm
 
 from benchmarks import harness, host_job, hosts
 
-# Name to arguments of rank_job and options of tsps.DistributedOptimizer.
+# Each name's arguments of rank_job, and options of tsps.DistributedOptimizer.
 _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flat": ("shared", {"topology": "flat"}),
     "hierarchical": ("shared", {}),
@@ -49,12 +52,12 @@ _JOB_S = 1200.0
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A way to do the job.
+    """One way to run the job.
 
     Attributes:
-        name: in the report.
-        kind: rank_job's, and flags.
-        optimizer: arguments of `tsps.DistributedOptimizer`.
+        name: The name in the report.
+        kind: The kind of rank_job, and further flags.
+        optimizer: The arguments of `tsps.DistributedOptimizer`.
     """
 
     name: str
@@ -63,18 +66,18 @@ class Variant:
 
     @property
     def engine(self) -> str:
-        """What connects the job's ranks."""
+        """The library that connects the job's ranks."""
         return "tensorflow" if self.optimizer.get("collectives") == "tensorflow" else "horovod"
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """A variant from its name or from `NAME:OPTION=VALUE,...`; values are JSON or words.
+        """Returns a variant from its name or from `NAME:OPTION=VALUE,...`; values are JSON or words.
 
         Raises:
-            ValueError: a name that needs options and has none, or an option without a value.
+            ValueError: A name that needs options has none, or an option has no value.
         """
         name, _, rest = text.partition(":")
-        pairs = [one.partition("=") for one in rest.split(",") if one]
+        pairs = [option.partition("=") for option in rest.split(",") if option]
         if (name not in _VARIANTS and not pairs) or any(not key or not sign for key, sign, _ in pairs):
             raise ValueError(f"a variant is one of {', '.join(_VARIANTS)}, or NAME:OPTION=VALUE,... Received: {text!r}")
         kind, preset = _VARIANTS.get(name, ("shared", {}))
@@ -91,10 +94,10 @@ def _value(text: str) -> Any:
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Times and bytes for each number of hosts.
+    """Measures times and bytes for each number of hosts.
 
     Raises:
-        hosts.HostsUnavailable: naming what is missing.
+        hosts.HostsUnavailable: Hosts cannot be emulated. The text names what is missing.
     """
     if reason := hosts.unavailable():
         raise hosts.HostsUnavailable(reason)
@@ -139,7 +142,7 @@ def _report(
     for figure, unit in _UNITS.items():
         if count == 1 and figure != "step":
             continue  # nothing leaves the host
-        blocks = {name: [job[figure] for job in found] for name, found in figures.items() if figure in found[0]}
+        blocks = {name: [job[figure] for job in jobs] for name, jobs in figures.items() if figure in jobs[0]}
         if not blocks:
             continue  # no variant has a table of ours
         for result in harness.summarize("cluster", f"{case}: {figure}", blocks, peer=next(iter(blocks)), unit=unit):
@@ -165,11 +168,11 @@ def _job(variant: Variant, count: int, ranks_per_host: int, options: harness.Opt
 
 
 def per_step(figures: dict[str, Any], mbit_per_s: float) -> dict[str, float]:
-    """The report's figures from those of rank_job: milliseconds and 10^6 bytes, means over the hosts.
+    """Converts the figures of rank_job to those of the report: milliseconds and 10^6 bytes, means over the hosts.
 
     Args:
-        figures: with "steps", "step_ms", "idle" and "busy" as counted, and "rows" if hosts have a table of ours.
-        mbit_per_s: the rate of a host.
+        figures: "steps", "step_ms", "idle" and "busy" as counted, and "rows" if hosts have a table of ours.
+        mbit_per_s: The rate of a host.
     """
     idle, busy, steps = figures["idle"], figures["busy"], figures["steps"]
     number = len(busy["sent"])
@@ -177,14 +180,14 @@ def per_step(figures: dict[str, Any], mbit_per_s: float) -> dict[str, float]:
     full = max(*busy["sent"], *busy["received"]) * 8 / (mbit_per_s * 1e6)
 
     def net(direction: str) -> float:
-        unasked = sum(idle[direction]) / idle["seconds"] * max(0.0, busy["seconds"] - full)
-        return max(0.0, sum(busy[direction]) - unasked) / number / steps / 1e6
+        idle_bytes = sum(idle[direction]) / idle["seconds"] * max(0.0, busy["seconds"] - full)
+        return max(0.0, sum(busy[direction]) - idle_bytes) / number / steps / 1e6
 
     rows = figures.get("rows")
-    held = {}
+    rows_held = {}
     if rows:
         mean = sum(rows) / len(rows)
-        held = {"rows per host": mean, "rows of the fullest host above the mean": (max(rows) / mean - 1) * 100}
+        rows_held = {"rows per host": mean, "rows of the fullest host above the mean": (max(rows) / mean - 1) * 100}
     return {
         "step": figures["step_ms"],
         "floor": full / steps * 1e3,
@@ -192,5 +195,5 @@ def per_step(figures: dict[str, Any], mbit_per_s: float) -> dict[str, float]:
         "received": net("received"),
         "sent, idle included": sum(busy["sent"]) / number / steps / 1e6,
         "idle, sent per second": sum(idle["sent"]) / idle["seconds"] / number / 1e6,
-        **held,
+        **rows_held,
     }

@@ -1,7 +1,7 @@
-"""One rank of a job whose steps are made in several ways, by turns: computing alone, communicating alone, and both.
+"""One rank of a job that makes its steps in several ways, in turn: computing alone, communicating alone, and both.
 
-The suite `delayed` starts it. Every way has a model of its own, of equal size: an MLP of 1.6 million weights, behind it
-(`--tables`) a table of 8 ids per sample.
+The suite `delayed` starts it. Every way has its own model of the same size: an MLP of 1.6 million weights, with
+`--tables` on a table of 8 ids per sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tf_sparse_ps import _ops
 keras = tf.keras
 FIELDS, DIM, HIDDEN, ROWS, BATCH = 8, 64, 1024, 200_000, 1024
 _WARMUP, _BATCHES = 3, 4
-# Of a late rank: how often, and for how many times the time that computing takes.
+# A late rank pauses in this share of its steps, for this many times the time that computing takes.
 _LATE_SHARE, _LATE_TIMES = 0.25, 1.0
 
 
@@ -32,13 +32,15 @@ def main() -> None:
     """Times the ways in interleaved blocks and writes rank 0's figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--ways", required=True, help="with commas: computing, communication, synchronous, delayed-S")
+    parser.add_argument(
+        "--ways", required=True, help="comma-separated: computing, communication, synchronous, delayed-S"
+    )
     parser.add_argument("--tables", action="store_true")
-    parser.add_argument("--late", action="store_true", help="every rank takes longer now and then")
-    parser.add_argument("--steps", type=int, default=10, help="of a block")
+    parser.add_argument("--late", action="store_true", help="every rank pauses in some steps")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a block")
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--batch", type=int, default=BATCH)
-    parser.add_argument("--record", help="a way some of whose steps are recorded")
+    parser.add_argument("--record", help="the way of which some steps are recorded")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(4)
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def _block(way: Way, batches: Cycle[Any], steps: int, pause: Pause | None) -> float:
-    """Milliseconds per step; the first ones, in which nothing is waited for yet, are not counted."""
+    """Returns milliseconds per step. The first steps are not counted, because they do not wait for anything yet."""
     for _ in range(way.staleness + 2):
         way.step(*batches())
     began = time.perf_counter()
@@ -81,7 +83,7 @@ def _block(way: Way, batches: Cycle[Any], steps: int, pause: Pause | None) -> fl
 
 
 class Pause:
-    """Keeps this rank now and then, for as long as computing a step takes."""
+    """Pauses this rank in some steps, for as long as computing a step takes."""
 
     def __init__(self, computing: Way, batches: Cycle[Any], rank: int) -> None:
         """Times some steps of `computing`."""
@@ -89,7 +91,7 @@ class Pause:
         self._random = np.random.default_rng(rank)
 
     def __call__(self) -> None:
-        """Sleeps, or not."""
+        """Sleeps, or returns at once."""
         if self._random.random() < _LATE_SHARE:
             time.sleep(self._seconds)
 
@@ -98,11 +100,11 @@ class Way:
     """A model, and a way to make its steps.
 
     Attributes:
-        staleness: of the schedule; 0: none.
+        staleness: The staleness of the schedule; 0: the schedule is synchronous.
     """
 
     def __init__(self, name: str, tables: bool, batch: int) -> None:
-        """See `main` for names."""
+        """Makes the model. `main` lists the names of ways."""
         rows = keras.layers.Input((FIELDS,), dtype="int64") if tables else keras.layers.Input((FIELDS * DIM,))
         x = keras.layers.Flatten()(tsps.Embedding(None, DIM)(rows)) if tables else rows
         for width in (HIDDEN, HIDDEN):
@@ -112,7 +114,7 @@ class Way:
         self.staleness = int(name.partition("-")[2] or 0)
         schedule = tsps.schedules.DelayedGlobal(self.staleness, cycle=1 << 30) if self.staleness else None
         self._optimizer = tsps.DistributedOptimizer(self._inner, schedule=schedule)
-        self._held: list[tuple[Any, Any]] = []  # gradients that were computed before
+        self._held: list[tuple[Any, Any]] = []  # gradients that were computed in advance
         make: dict[str, Callable[..., Any]] = {"computing": self._compute, "communication": self._communicate}
         self.step = tf.function(make.get(name, self._train), reduce_retracing=True)
         if name == "communication":
@@ -123,7 +125,7 @@ class Way:
         self._optimizer.drain()
 
     def _gradients(self, x: tf.Tensor, y: tf.Tensor) -> tuple[list[tuple[Any, Any]], tf.Tensor]:
-        """Gradients with variables, and the loss, without which the mark at the end would not run."""
+        """Returns gradients with variables, and the loss. Without the loss, the mark at the end would not run."""
         x = _ops.mark(x, "computing", "begin", self._optimizer.iterations)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self._model(x, training=True) - y) ** 2)
@@ -139,7 +141,7 @@ class Way:
         return loss
 
     def _compute(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        """Gradients, and the local update of the dense weights."""
+        """Computes gradients, and updates the dense weights locally."""
         gradients, loss = self._gradients(x, y)
         self._inner.apply_gradients([(g, v) for g, v in gradients if isinstance(g, tf.Tensor)])
         return loss
@@ -147,12 +149,16 @@ class Way:
     def _hold(self, x: tf.Tensor, y: tf.Tensor) -> None:
         for gradient, variable in self._gradients(x, y)[0]:
             tensors = (gradient,) if isinstance(gradient, tf.Tensor) else (gradient.values, gradient.indices)
-            self._held.append((tuple(tf.Variable(one, trainable=False) for one in tensors), variable))
+            self._held.append((tuple(tf.Variable(tensor, trainable=False) for tensor in tensors), variable))
 
     def _communicate(self, x: tf.Tensor, y: tf.Tensor) -> None:
-        """A synchronous step of gradients that are there already, the update of tables and weights included."""
+        """Makes a synchronous step with gradients that were computed in advance. It updates tables and weights."""
         gradients = [
-            (tensors[0].read_value() if len(tensors) == 1 else tf.IndexedSlices(*(one.read_value() for one in tensors)))
+            (
+                tensors[0].read_value()
+                if len(tensors) == 1
+                else tf.IndexedSlices(*(tensor.read_value() for tensor in tensors))
+            )
             for tensors, _ in self._held
         ]
         self._optimizer.apply_gradients(
@@ -165,7 +171,7 @@ def _make_batches(tables: bool, batch: int, rank: int) -> list[tuple[tf.Tensor, 
     targets = [tf.constant(random.normal(size=(batch, 1)).astype(np.float32)) for _ in range(_BATCHES)]
     if tables:
         ids = zipf_ids(ROWS, batch * FIELDS, _BATCHES, seed=1 + rank)
-        inputs = [tf.constant(one.reshape(batch, FIELDS)) for one in ids]
+        inputs = [tf.constant(batch_ids.reshape(batch, FIELDS)) for batch_ids in ids]
     else:
         inputs = [tf.constant(random.normal(size=(batch, FIELDS * DIM)).astype(np.float32)) for _ in range(_BATCHES)]
     return list(zip(inputs, targets, strict=True))

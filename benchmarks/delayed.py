@@ -1,13 +1,13 @@
-"""The delayed suite: what is left of communicating when it runs beside computing (`tsps.schedules.DelayedGlobal`).
+"""The delayed suite: the cost of communicating that overlaps with computing (`tsps.schedules.DelayedGlobal`).
 
-Two emulated hosts of one rank each. Their cables are slowed down until communicating alone takes as long as computing
-alone, which a job before finds out; then a synchronous step takes the sum of both, and one that overlaps them the
-larger. A host has its own share of the processors, which is all that computing and communicating have on it. All ways
-take turns in one job: computing alone (gradients and the dense update), communicating alone (a synchronous step of
-gradients that are there already, with the update of weights and tables), and both.
+Two emulated hosts have one rank each. Their cables are slowed down until communicating alone takes as long as computing
+alone; an earlier job measures the rate for this. A synchronous step then takes the sum of both times, and a step that
+overlaps them takes the larger. Each host has its own share of the processors for both kinds of work. All ways take
+turns in one job: computing alone (gradients and the dense update), communicating alone (a synchronous step with
+gradients that were computed in advance, which updates weights and tables), and both.
 
-"late": each rank now and then takes twice the time. "one machine": two ranks and no cable, where communicating takes
-next to nothing.
+In the case "late", each rank takes twice the time in some steps. The case "one machine" has two ranks and no cable, so
+that communicating takes next to nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tqdm import tqdm
 from benchmarks import harness, host_job, hosts
 
 _FIRST_MBIT_PER_S = 200.0
-_BATCH = 16384  # computing takes long beside what communicating costs the processor
+_BATCH = 16384  # computing takes long compared with the processor time of communicating
 _QUICK_BATCH = 256
 _BOTH = ("synchronous", "delayed-1", "delayed-4")
 _JOB_S = 900.0
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Times for a dense model and one with a table.
+    """Measures a dense model, and one with a table.
 
     Raises:
-        hosts.HostsUnavailable: naming what is missing.
+        hosts.HostsUnavailable: Hosts cannot be emulated. The text names what is missing.
     """
     if reason := hosts.unavailable():
         raise hosts.HostsUnavailable(reason)
@@ -63,14 +63,14 @@ def run(options: harness.Options) -> list[harness.Result]:
 
 
 def report(case: str, times: dict[str, list[float]]) -> list[harness.Result]:
-    """Results of a case, and the share of each way of both in the larger of computing and communicating alone."""
+    """Returns the results of a case. Overlapped steps also get ratios to the larger of the two kinds of work alone."""
     peer = "synchronous" if "synchronous" in times else None
     results = harness.summarize("delayed", case, times, peer=peer, unit="ms")
     if "communication" in times:
         alone = max(statistics.median(times[way]) for way in ("computing", "communication"))
-        shares = {way: [one / alone for one in figures] for way, figures in times.items() if way in _BOTH}
+        shares = {way: [time_ms / alone for time_ms in figures] for way, figures in times.items() if way in _BOTH}
         results += harness.summarize("delayed", f"{case}: of the larger alone", shares, peer=None, unit="x")
-    return [dataclasses.replace(one, parameters={"case": case}) for one in results]
+    return [dataclasses.replace(result, parameters={"case": case}) for result in results]
 
 
 def job(
@@ -82,7 +82,7 @@ def job(
     blocks: int,
     record: str | None = None,
 ) -> dict[str, Any]:
-    """The figures of `delay_job`: on two hosts with cables of this rate, or, None, on two ranks of one."""
+    """Runs `delay_job` on two hosts with cables of a rate, or (None) on two ranks of one host; returns its figures."""
     count, ranks_per_host = (1, 2) if mbit_per_s is None else (2, 1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
@@ -95,5 +95,5 @@ def job(
             host_job.started(network, ranks_per_host, command, own_processors=True) as started,
         ):
             started.wait(_JOB_S)
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        document: dict[str, Any] = json.loads(out.read_text())
+        return document

@@ -1,4 +1,4 @@
-"""What a disk does past the kernel's cache: reads of a page at a time, at several depths, and long reads and writes."""
+"""Rates of a disk without the kernel's cache: reads of a page, at several depths, and long reads and writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS = 1.5
 
 
 def measure(folder: Path, *, quick: bool = False) -> dict[str, tuple[float, str]]:
-    """Name of each figure to its value and its unit."""
+    """Returns the value and the unit of each figure, by its name."""
     path, size = folder / "rates", _QUICK_FILE if quick else _FILE
     seconds = 0.1 if quick else _SECONDS
     try:
@@ -30,27 +30,27 @@ def measure(folder: Path, *, quick: bool = False) -> dict[str, tuple[float, str]
             for offset in range(0, size, _LONG):
                 os.pwritev(file, [buffer], offset)
             os.fdatasync(file)
-            found = {"long writes": (size / 1e6 / (time.perf_counter() - began), "MB/s")}
+            figures = {"long writes": (size / 1e6 / (time.perf_counter() - began), "MB/s")}
             rate = _rate(lambda buffer, offset: os.preadv(file, [buffer], offset), 4, _LONG, size, seconds)
-            found["long reads"] = (rate * _LONG / 1e6, "MB/s")
+            figures["long reads"] = (rate * _LONG / 1e6, "MB/s")
             for depth in (1, 8, 32):
                 rate = _rate(lambda buffer, offset: os.preadv(file, [buffer], offset), depth, _PAGE, size, seconds)
-                found[f"reads of a page, {depth} at once"] = (rate, "reads/s")
-            return found
+                figures[f"reads of a page, {depth} at once"] = (rate, "reads/s")
+            return figures
         finally:
             os.close(file)
     finally:
         path.unlink(missing_ok=True)
 
 
-def _rate(read: Callable[[mmap.mmap, int], int], threads: int, size: int, of: int, seconds: float) -> float:
+def _rate(read: Callable[[mmap.mmap, int], int], threads: int, size: int, file_size: int, seconds: float) -> float:
     counts = [0] * threads
     ends = time.perf_counter() + seconds
 
     def work(number: int) -> None:
         buffer, draw = mmap.mmap(-1, size), random.Random(number)
         while time.perf_counter() < ends:
-            read(buffer, draw.randrange(of // size) * size)
+            read(buffer, draw.randrange(file_size // size) * size)
             counts[number] += 1
 
     began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""The exchange suite: what memory it takes to reduce one huge sparse gradient per rank, on two nodes of two ranks.
+"""The exchange suite: the memory to reduce one huge sparse gradient per rank, on two nodes of two ranks.
 
-Counted in each rank: anonymous memory at its peak less what it was before and less the reduced gradients (on leaders);
-the files of shared memory that the rank owns; and 16 MiB for Horovod's fusion buffer, whether it was used or not. Given
-is the rank with the most.
+Each rank counts the peak of its anonymous memory, less its anonymous memory before, and less the reduced gradients on
+leaders; its own files of shared memory; and 16 MiB for Horovod's fusion buffer, even if it was not used. The report has
+the figures of the rank with the most memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JOB_S = 900
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Memory, rounds and seconds, for each wire."""
+    """Measures memory, rounds and seconds, for each wire format."""
     keys = 50_000 if options.quick else 2_000_000
     results = []
     for wire in ("float32",) if options.quick else ("float32", "bfloat16"):
@@ -34,10 +34,17 @@ def run(options: harness.Options) -> list[harness.Result]:
             ("rounds", ""),
             ("seconds", "s"),
         ):
-            found = [rank[figure] for rank in ranks]
+            values = [rank[figure] for rank in ranks]
             results.append(
                 harness.Result(
-                    "exchange", f"{case}, {figure}", "most of a rank", max(found), min(found), max(found), unit, None
+                    "exchange",
+                    f"{case}, {figure}",
+                    "rank with the most",
+                    max(values),
+                    min(values),
+                    max(values),
+                    unit,
+                    None,
                 )
             )
     return results

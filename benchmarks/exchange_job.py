@@ -1,4 +1,4 @@
-"""One rank of a job that reduces one huge sparse gradient per rank, and watches what memory that takes.
+"""One rank of a job that reduces one huge sparse gradient per rank, and measures the memory that this takes.
 
 The suite `exchange` starts it on two nodes of one machine.
 """
@@ -23,7 +23,7 @@ _RESULT_ROW_BYTES = 8 + 4 + 4 * DIM  # key, count, gradient
 
 
 class _AnonymousMemory:
-    """The largest anonymous memory of this process inside a `with`, and what it was before; in bytes."""
+    """The largest anonymous memory of this process inside a `with` block, and the memory before it; in bytes."""
 
     def __enter__(self) -> _AnonymousMemory:
         self.before = self.peak = _anonymous()
@@ -42,9 +42,9 @@ class _AnonymousMemory:
 
 
 def main() -> None:
-    """Reduces gradients of a few keys, to have everything in place, then the huge ones; writes rank 0's report."""
+    """Reduces a small gradient, to set everything up, and then the huge one. Rank 0 writes the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keys", type=int, required=True, help="of each rank, out of twice as many")
+    parser.add_argument("--keys", type=int, required=True, help="keys of each rank, out of twice as many")
     parser.add_argument("--wire", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""The case of many features, each with a table of its own, of the suite `layers`, in numbers."""
+"""The sizes of the case of many features, each with its own table, in the suite `layers`."""
 
 FEATURES = 26
 NAMES = tuple(f"f{number}" for number in range(FEATURES))

@@ -1,4 +1,4 @@
-"""A layer of many features, with an embedding layer for each: any library's."""
+"""A layer of many features with an embedding layer for each, which may be any library's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks import feature_sizes
 
 
 class SeparateLayers(keras.layers.Layer):
-    """int64[features, batch] to a list of rows, float32[batch, dim] for each feature.
+    """Maps int64[features, batch] to a list of rows, float32[batch, dim] for each feature.
 
-    Features are the first dimension, so that taking them apart copies nothing: what is timed is layers, not their
-    surroundings.
+    Features are the first dimension, so that separating them copies nothing. The suite then times the layers and not
+    their surroundings.
 
     Args:
-        make: called with a feature's name; returns its layer.
+        make: A function that returns the layer of a feature's name.
     """
 
     def __init__(self, make: Callable[[str], Any]) -> None:
@@ -32,5 +32,5 @@ class SeparateLayers(keras.layers.Layer):
         super().build(shape)
 
     def call(self, ids: tf.Tensor) -> list[tf.Tensor]:
-        """Feature by feature."""
-        return [layer(one) for layer, one in zip(self.separate, tf.unstack(ids), strict=True)]
+        """Looks up each feature in its layer."""
+        return [layer(feature_ids) for layer, feature_ids in zip(self.separate, tf.unstack(ids), strict=True)]

@@ -1,7 +1,7 @@
-"""The growth suite: an unbounded table takes in millions of keys by training, while another process reads it.
+"""The growth suite: training adds millions of keys to an unbounded table, while another process reads it.
 
-What readers pay for growth is counted by the core: the time that one read waited for splits of the index, or computed
-what a split made it throw away.
+The core counts the cost of growth for readers: the time for which a read waited for splits of the index, or repeated
+work because of a split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks import harness, rules, steps
 from tf_sparse_ps import _ops, job
 
 _DIM = 16
-# Reads until something comes on its standard input, then prints its counters.
+# Reads until its standard input has something, then prints its counters.
 _READER = """
 import json, select, sys
 import numpy as np
@@ -36,7 +36,7 @@ print(json.dumps({"reads": reads, **table.stats()["counters"]}))
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Inserts 5 million keys from all of int64, the extremes included."""
+    """Inserts 5 million keys from all of int64, including the extremes."""
     keys, batch = (100_000, 10_000) if options.quick else (5_000_000, 50_000)
     layer = tsps.Embedding(None, _DIM)
     layer(tf.constant([0]))
@@ -58,7 +58,9 @@ def run(options: harness.Options) -> list[harness.Result]:
             times.append((time.perf_counter() - began) * 1e3)
             bar.update(len(table) - before)
     counters = json.loads(reader.communicate("x", timeout=60)[0])
-    own = dict(zip(_ops.COUNTERS, _ops.group_info(job.current().group_path).counters.numpy().tolist(), strict=True))
+    trainer_counters = dict(
+        zip(_ops.COUNTERS, _ops.group_info(job.current().group_path).counters.numpy().tolist(), strict=True)
+    )
     report = table.verify()
     if not report.ok:
         raise RuntimeError(f"the table is damaged: {report.problems}")
@@ -77,7 +79,13 @@ def run(options: harness.Options) -> list[harness.Result]:
             "ms",
         ),
         result("longest that anything held up a read there", counters["read_blocked_ns_max"] / 1e6, "ms"),
-        result("longest that growth held up a lookup of the trainer", own["growth_blocked_ns_max"] / 1e6, "ms"),
-        result(f"longest burst of splits, of {own['growth_splits']:,} splits", own["growth_ns_max"] / 1e6, "ms"),
+        result(
+            "longest that growth held up a lookup of the trainer", trainer_counters["growth_blocked_ns_max"] / 1e6, "ms"
+        ),
+        result(
+            f"longest burst of splits, of {trainer_counters['growth_splits']:,} splits",
+            trainer_counters["growth_ns_max"] / 1e6,
+            "ms",
+        ),
         result("bytes per row, all files", stats["bytes"] / len(table), "bytes"),
     ]

@@ -1,10 +1,10 @@
-"""Interleaved measurement of variants of the same work, and its report.
+"""Measures variants of the same work in interleaved blocks, and reports the figures.
 
-Variants take turns block by block, in alternating order, so that whatever else the machine does hits all of them. A
-figure is the median of the blocks' medians, with the lowest and highest block beside it.
+Variants take turns block by block, in alternating order, so that whatever else the machine does affects all of them. A
+figure is the median of the blocks' medians. The report also has the lowest and the highest block.
 
-Rule for suites: what a step works on is an argument of its tf.function and changes from call to call (`Cycle`).
-Grappler folds constants, also through Horovod's ops, and caches flatter a batch that never changes.
+Rule for suites: the input of a step is an argument of its tf.function and changes from call to call (`Cycle`).
+Otherwise Grappler folds constants, even through Horovod's ops, and caches flatter a batch that never changes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ LEARNING_RATE = 0.01  # of every library's optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """What the command line sets for the suite `cluster`.
+    """The options that the command line sets for the suite `cluster`.
 
     Attributes:
-        hosts: numbers of emulated hosts, a case each.
-        ranks_per_host: on each of them, a case each.
-        mbit_per_s: what a host may send, and receive, in 10^6 bits per second.
-        steps: timed in each job.
-        variants: of the job, as `benchmarks.cluster.Variant.parse` takes them; the first one is what others are
-            divided by.
+        hosts: Numbers of emulated hosts, one case each.
+        ranks_per_host: Numbers of ranks on each host, one case each.
+        mbit_per_s: The rate at which a host may send, and receive, in 10^6 bits per second.
+        steps: The number of timed steps in each job.
+        variants: The variants of the job, as `benchmarks.cluster.Variant.parse` takes them. The first one is the peer.
     """
 
     hosts: tuple[int, ...] = (2,)
@@ -52,16 +51,16 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line sets.
+    """The options that the command line sets.
 
     Attributes:
-        threads: intra-op threads, for every variant.
-        blocks: turns of each variant.
-        quick: small sizes: a check that the suite runs, not a measurement.
-        peer_python: interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
-        engines: the suite `ranks` compares what connects our ranks.
-        cluster: of the suite `cluster`.
-        turns: asked before each block; None: nobody else measures.
+        threads: The number of intra-op threads of every variant.
+        blocks: The number of turns of each variant.
+        quick: Whether to use small sizes, which check that the suite runs and measure nothing.
+        peer_python: The interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
+        engines: Whether the suite `ranks` compares the libraries that connect our ranks.
+        cluster: The options of the suite `cluster`.
+        turns: Waits for this process's turn before each block; None: no other process measures.
     """
 
     threads: int = 2
@@ -78,9 +77,9 @@ class Result:
     """One variant of one case.
 
     Attributes:
-        ratio: to the peer's median in the same run; None for the peer.
-        parameters: what the case is, for programs that read the results.
-        blocks: the figures that the median is of, in the order of their turns; empty if it is not of blocks.
+        ratio: The ratio to the peer's median in the same run; None for the peer.
+        parameters: Describes the case, for programs that read the results.
+        blocks: The figures whose median this is, in the order of their turns; empty if there are no blocks.
     """
 
     suite: str
@@ -103,7 +102,7 @@ class Cycle(Generic[T]):
         self._next = 0
 
     def __call__(self) -> T:
-        """The next batch."""
+        """Returns the next batch."""
         batch = self._batches[self._next % len(self._batches)]
         self._next += 1
         return batch
@@ -123,14 +122,14 @@ def compare(
     """Times calls of the variants in milliseconds, in interleaved blocks.
 
     Args:
-        suite: name of the suite.
-        case: what is done, with its sizes.
-        variants: name to a function that does the work once and returns when it is done.
-        peer: the variant that the others are divided by.
-        options: of the command line.
-        calls: per block.
-        warmup: calls of each variant before the first block.
-        foreign: variants that do not use tf_sparse_ps, left out beside another tree; None: `peer`.
+        suite: The name of the suite.
+        case: Describes the work, with its sizes.
+        variants: Each variant's name, and a function that does the work once and returns when it is done.
+        peer: The variant that the others are divided by.
+        options: The options of the command line.
+        calls: The number of calls per block.
+        warmup: The number of calls of each variant before the first block.
+        foreign: Variants without tf_sparse_ps. They are left out in comparisons with another tree; None: `peer`.
     """
     if options.turns:
         left_out = (peer,) if foreign is None else foreign
@@ -156,7 +155,7 @@ def compare(
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """As timeit does it: a collection walks whatever else the process holds, in the middle of somebody's call."""
+    """Turns garbage collection off, as timeit does: a collection in a call would walk all objects of the process."""
     gc.collect()
     gc.disable()
     try:
@@ -168,7 +167,7 @@ def _no_garbage_collection() -> Iterator[None]:
 def summarize(
     suite: str, case: str, blocks: Mapping[str, Sequence[float]], *, peer: str | None, unit: str
 ) -> list[Result]:
-    """Results from figures per block; ratios are to the median of `peer`."""
+    """Returns results from figures per block; ratios are to the median of `peer`."""
     base = statistics.median(blocks[peer]) if peer else None
     results = []
     for name, figures in blocks.items():
@@ -180,7 +179,7 @@ def summarize(
 
 
 def zipf_ids(rows: int, count: int, batches: int, *, exponent: float = 1.05, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Batches of `count` ids of [0, rows), Zipf-distributed. Which ids are frequent does not depend on `seed`."""
+    """Returns batches of `count` Zipf-distributed ids of [0, rows). The frequent ids do not depend on `seed`."""
     draw = np.random.default_rng(seed)
     cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
     scatter = np.random.default_rng(rows).permutation(rows)
@@ -191,31 +190,31 @@ def zipf_ids(rows: int, count: int, batches: int, *, exponent: float = 1.05, see
 
 
 def feature_ids(features: int, count: int, rows: int, batches: int) -> list[NDArray[np.int64]]:
-    """Batches of int64[features, count], each feature with ids of its own, as `zipf_ids` draws them."""
+    """Returns batches of int64[features, count]. Each feature has its own ids, which `zipf_ids` draws."""
     columns = [zipf_ids(rows, count, batches, seed=number) for number in range(features)]
     return [np.stack([column[k] for column in columns]) for k in range(batches)]
 
 
 def normal_gradients(*shape: int) -> list[NDArray[np.float32]]:
-    """Three different gradients of an output of a shape, of the size that training has."""
+    """Returns three different gradients of an output of a shape, as large as in training."""
     draw = np.random.default_rng(1)
     return [draw.normal(0, 1e-3, shape).astype(np.float32) for _ in range(3)]
 
 
 def quartile(blocks: Sequence[float], unit: str) -> float:
-    """The better one: the lower quartile of times and sizes, the upper one of rates (units that end with /s)."""
+    """Returns the better quartile: the lower one of times and sizes, the upper one of rates (units that end in /s)."""
     if len(blocks) == 1:
         return blocks[0]
     return statistics.quantiles(blocks, n=4, method="inclusive")[2 if is_rate(unit) else 0]
 
 
 def is_rate(unit: str) -> bool:
-    """Whether more is better."""
+    """Whether a larger figure of the unit is better."""
     return unit.endswith("/s")
 
 
 def prepare(threads: int) -> dict[str, str]:
-    """Imports TensorFlow and sets its numbers of threads; returns what is installed, for the report."""
+    """Imports TensorFlow and sets its numbers of threads; returns the installed versions, for the report."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import keras
     import tensorflow as tf
@@ -226,7 +225,7 @@ def prepare(threads: int) -> dict[str, str]:
 
 
 def hardware() -> dict[str, str]:
-    """What the figures were measured on."""
+    """Describes the machine that measures."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -244,7 +243,7 @@ def hardware() -> dict[str, str]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The results as Markdown."""
+    """Formats the results as Markdown."""
     lines = ["| suite | case | variant | median | lowest - highest | ratio to peer |", "|---|---|---|---:|---|---:|"]
     for result in results:
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
@@ -256,7 +255,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def save(path: Path, machine: Mapping[str, str], options: Options, results: Sequence[Any]) -> None:
-    """Writes everything as JSON; results are dataclasses."""
+    """Writes a JSON file of the machine, the options and the results, which are dataclasses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "hardware": dict(machine),
@@ -267,5 +266,5 @@ def save(path: Path, machine: Mapping[str, str], options: Options, results: Sequ
 
 
 def number(value: float) -> str:
-    """A figure for a report, to three digits."""
+    """Formats a figure for a report, to three digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,6 +1,6 @@
 """Jobs on emulated hosts, whose ranks Horovod or TensorFlow connects.
 
-Ranks are contiguous: host 0 has the first ones, host 1 the next.
+Ranks are contiguous: the first ones are on host 0, the next ones on host 1.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from benchmarks import hosts as hosts_lib
 
 ROOT = Path(__file__).absolute().parents[1]  # links are not followed: see benchmarks.against
 _POLL_S = 0.05
-# Ranks that fail because another one did come after it. So long is waited for them to say so, too.
+# If one rank fails, others fail because of it, and report it later. The job waits this long for their reports.
 _EXIT_REPORT_S = 3.0
-_FIRST_PORT = 29500  # of a host's ranks, where TensorFlow connects them; a host has all ports for itself
+_FIRST_PORT = 29500  # the first port of a host's ranks, if TensorFlow connects them; each host has its own ports
 
 
 class JobFailed(RuntimeError):
-    """A rank ended with an error; the text names it and ends with what it printed."""
+    """A rank ended with an error. The text names the rank and ends with its output."""
 
 
 @dataclasses.dataclass
@@ -34,19 +34,19 @@ class HostJob:
     """A running job.
 
     Attributes:
-        processes: one per rank, in order; `kill()` ends the rank.
-        logs: what each rank printed.
+        processes: One process per rank, in order; `kill()` ends the rank.
+        logs: The file of each rank's output.
     """
 
     processes: list[subprocess.Popen[str]]
     logs: list[Path]
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until all ranks have ended well.
+        """Waits until all ranks have ended without an error.
 
         Raises:
-            JobFailed: one did not; the others may still be running.
-            TimeoutError: naming the ranks that are still running.
+            JobFailed: A rank failed; others may still be running.
+            TimeoutError: Some ranks are still running. The text names them.
         """
         deadline = time.monotonic() + timeout_s
         while running := [rank for rank, process in enumerate(self.processes) if process.poll() is None]:
@@ -82,24 +82,28 @@ def started(
     env: Mapping[str, str] | None = None,
     own_processors: bool = False,
 ) -> Iterator[HostJob]:
-    """Starts a program on all ranks; kills what is left of it afterwards.
+    """Starts a program on all ranks; kills it afterwards where it still runs.
 
     Args:
-        hosts: where it runs.
-        ranks_per_host: on each of them.
-        command: with its arguments; its first word is an interpreter that has Horovod, if that is used.
-        collectives: what connects the ranks, "horovod" or "tensorflow".
-        env: added to the environment. The repository is on PYTHONPATH; tables lie in the host's /dev/shm.
-        own_processors: each rank gets an equal share of this machine's, for itself. Else they take from each other.
+        hosts: The hosts that run the job.
+        ranks_per_host: The number of ranks on each host.
+        command: The command. Its first word is an interpreter, which has Horovod if Horovod connects the ranks.
+        collectives: The library that connects the ranks: "horovod" or "tensorflow".
+        env: Additions to the environment. The repository is on PYTHONPATH; tables are in the host's /dev/shm.
+        own_processors: Whether each rank gets an equal share of this machine's processors for itself. Otherwise the
+            ranks compete for them.
 
     Raises:
-        ValueError: there are more ranks than processors to share.
+        ValueError: There are more ranks than processors to share.
     """
     size = len(hosts.names) * ranks_per_host
     processors = sorted(os.sched_getaffinity(0))
     share = len(processors) // size
     if own_processors and not share:
-        raise ValueError(f"{size} ranks cannot have processors of their own: there are {len(processors)}")
+        raise ValueError(
+            f"{size} ranks cannot have their own processors, because this machine has {len(processors)}. Start fewer "
+            "ranks"
+        )
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="tsps-host-job-") as folder, contextlib.ExitStack() as stack:
         stack.callback(_kill, processes)
@@ -118,8 +122,8 @@ def started(
             }
             environment.pop("TFSPS_JOB", None)
             with log.open("w") as output:
-                own = ",".join(map(str, processors[rank * share : (rank + 1) * share]))
-                pinned = ["taskset", "--cpu-list", own] if own_processors else []
+                share_list = ",".join(map(str, processors[rank * share : (rank + 1) * share]))
+                pinned = ["taskset", "--cpu-list", share_list] if own_processors else []
                 processes.append(
                     hosts.start([*pinned, *command], host=rank // ranks_per_host, env=environment, output=output)
                 )
@@ -128,7 +132,7 @@ def started(
 
 @contextlib.contextmanager
 def _horovod(hosts: hosts_lib.Hosts, ranks_per_host: int, log: Path) -> Iterator[list[dict[str, str]]]:
-    """The environment of each rank; meanwhile the server runs through which they find each other."""
+    """Yields the environment of each rank, while the server runs through which the ranks find each other."""
     server, port = _rendezvous(hosts, ranks_per_host, log)
     size = len(hosts.names) * ranks_per_host
     try:
@@ -155,7 +159,7 @@ def _horovod(hosts: hosts_lib.Hosts, ranks_per_host: int, log: Path) -> Iterator
 
 @contextlib.contextmanager
 def _tensorflow(hosts: hosts_lib.Hosts, ranks_per_host: int, _: Path) -> Iterator[list[dict[str, str]]]:
-    """The environment of each rank."""
+    """Yields the environment of each rank."""
     workers = [f"{name}:{_FIRST_PORT + local}" for name in hosts.names for local in range(ranks_per_host)]
     yield [
         {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})}
@@ -170,8 +174,8 @@ def _rendezvous(hosts: hosts_lib.Hosts, ranks_per_host: int, log: Path) -> tuple
     with log.open("w") as output:
         server = hosts.start(command, host=None, env={**os.environ, "PYTHONPATH": str(ROOT)}, output=output)
     while server.poll() is None:
-        if (printed := log.read_text()).endswith("\n") and printed.split()[-1].isdigit():
-            return server, int(printed.split()[-1])
+        if (output_text := log.read_text()).endswith("\n") and output_text.split()[-1].isdigit():
+            return server, int(output_text.split()[-1])
         time.sleep(_POLL_S)
     raise JobFailed(f"the rendezvous server ended with {server.returncode}:\n{log.read_text()[-4000:]}")
 

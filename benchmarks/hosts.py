@@ -1,17 +1,17 @@
-"""Hosts emulated on this machine, for jobs whose traffic is to be counted and slowed down.
+"""Hosts emulated on this machine, for jobs whose traffic is counted and slowed down.
 
 ```
 namespace "switch":   bridge 10.77.0.254 --+-- port0 ==veth== eth0 10.77.0.1  namespace "host0"
                                            +-- port1 ==veth== eth0 10.77.0.2  namespace "host1"
 ```
 
-A host has its own network interface, hostname, /etc/hosts and /dev/shm, hence its own tables. Both ends of its cable
-carry a token bucket filter, so it sends and receives at the same limited rate (full duplex). The machine's
-processors and other memory are common to all hosts.
+A host has its own network interface, hostname, /etc/hosts and /dev/shm, and therefore its own tables. Both ends of its
+cable carry a token bucket filter, so it sends and receives at the same limited rate (full duplex). All hosts share the
+machine's processors and other memory.
 
-Nothing of this is visible outside, and nothing can be left behind: bridge, cables, names and /dev/shm lie in namespaces
-that belong to processes, those processes to one process namespace, and its first process reads a pipe that only this
-process holds. Whatever ends this process, `kill -9` included, closes the pipe, and the kernel removes the rest.
+Nothing of this is visible outside, and nothing can be left over. Bridge, cables, names and /dev/shm are in namespaces
+that belong to processes. These processes are in one process namespace, whose first process reads a pipe that only this
+process holds. When this process ends, even by `kill -9`, the pipe is closed, and the kernel removes everything.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ _TOOLS = ("ip", "tc", "mount", "nsenter", "setpriv", "taskset", "unshare")
 _MOST = 200
 _CLOSE_S = 10.0
 _ISOLATE = ("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-# A burst must hold the largest packet (64 KiB, offloading is on). What may queue is 50 ms: TCP loses nothing in a ring.
+# A burst must hold the largest packet (64 KiB, because offloading is on). The queue holds 50 ms, so that TCP loses
+# nothing in a ring.
 _LIMIT = "root tbf rate {}kbit burst 256kb latency 50ms"
 SWITCH_ADDRESS = "10.77.0.254"
 
 
 class HostsUnavailable(RuntimeError):
-    """This machine, or this user, cannot emulate hosts; the text says what is missing."""
+    """This machine, or this user, cannot emulate hosts. The text names what is missing."""
 
 
 class Hosts:
-    """The running hosts; `emulated` makes them.
+    """Running hosts, which `emulated` makes.
 
     Attributes:
-        names: hostnames, in order.
+        names: The hostnames, in order.
     """
 
     def __init__(self, keeper: subprocess.Popen[str], names: Sequence[str]) -> None:
@@ -50,7 +51,7 @@ class Hosts:
         self._enter = ["nsenter", "--target", str(keeper.pid), "--net", "--mount", "--uts", "--ipc"]
         # The keeper's parent is outside of the process namespace that it made for its children.
         self._enter += [f"--pid=/proc/{keeper.pid}/ns/pid_for_children"]
-        # nsenter forks; so the command ends with it.
+        # nsenter forks, so the command must end when nsenter does.
         self._enter += ["setpriv", "--pdeathsig", "KILL", "--"]
 
     def start(
@@ -61,19 +62,19 @@ class Hosts:
         env: Mapping[str, str] | None = None,
         output: IO[str] | int | None = None,
     ) -> subprocess.Popen[str]:
-        """Starts a program on a host, in a session of its own and in the folder /.
+        """Starts a program on a host, in its own session and in the folder /.
 
-        `kill()` of what is returned ends it.
+        `kill()` of the result ends the program.
 
         Args:
-            command: with its arguments.
-            host: number of the host; None: the switch, which all hosts reach at `SWITCH_ADDRESS`.
-            env: its whole environment; None: this process's.
-            output: where its standard output and error go.
+            command: The command and its arguments.
+            host: The number of the host; None: the switch, which all hosts reach at `SWITCH_ADDRESS`.
+            env: The whole environment; None: this process's environment.
+            output: The target of its standard output and error.
         """
-        place = [] if host is None else _on_host(self.names[host])
+        prefix = [] if host is None else _on_host(self.names[host])
         return subprocess.Popen(
-            [*self._enter, *place, *command],
+            [*self._enter, *prefix, *command],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -83,26 +84,26 @@ class Hosts:
         )
 
     def close(self) -> None:
-        """Kills everything that runs on the hosts and removes them."""
+        """Kills everything that runs on the hosts, and removes the hosts."""
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         try:
             self._keeper.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:  # it was still at its setup
+        except subprocess.TimeoutExpired:  # the setup was still running
             self._keeper.kill()
             self._keeper.wait()
 
 
 @contextlib.contextmanager
 def emulated(count: int, *, mbit_per_s: float | None = None) -> Iterator[Hosts]:
-    """Makes hosts "host0" ..., and removes them with everything that runs on them.
+    """Makes hosts "host0" ..., and removes them afterwards, with everything that runs on them.
 
     Args:
-        count: number of hosts.
-        mbit_per_s: limit of what a host sends, and of what it receives, in 10^6 bits per second; None: no limit.
+        count: The number of hosts.
+        mbit_per_s: The limit for sending, and for receiving, of a host, in 10^6 bits per second; None: no limit.
 
     Raises:
-        HostsUnavailable: naming what is missing.
+        HostsUnavailable: Hosts cannot be emulated. The text names what is missing.
     """
     if not 1 <= count <= _MOST:
         raise ValueError(f"`count` must be 1 to {_MOST} hosts. Received: {count}")
@@ -117,7 +118,7 @@ def emulated(count: int, *, mbit_per_s: float | None = None) -> Iterator[Hosts]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # an interrupt from the terminal is for this process, which then closes the hosts
+        start_new_session=True,  # this process handles an interrupt from the terminal, and closes the hosts
     )
     hosts = Hosts(keeper, names)
     try:
@@ -130,7 +131,7 @@ def emulated(count: int, *, mbit_per_s: float | None = None) -> Iterator[Hosts]:
 
 
 def unavailable() -> str | None:
-    """Why hosts cannot be emulated here; None if they probably can."""
+    """Returns the reason why hosts cannot be emulated here; None if they probably can."""
     missing = [f"the program {tool}" for tool in _TOOLS if shutil.which(tool) is None]
     if os.geteuid() != 0:
         missing.append("root's rights")
@@ -138,17 +139,17 @@ def unavailable() -> str | None:
 
 
 def _refusal(output: IO[str]) -> str | None:
-    """What the keeper printed if it ended early; None when the hosts are ready."""
+    """Returns the output of a keeper that ended early; None when the hosts are ready."""
     printed = []
     for line in output:
         if line == "ready\n":
             return None
         printed.append(line)
-    return "".join(printed).strip() or "unshare ended without a word"
+    return "".join(printed).strip() or "unshare ended without an error message"
 
 
 def _setup(names: Sequence[str], mbit_per_s: float | None) -> str:
-    """The shell commands of the keeper, which then waits until its input ends."""
+    """Returns the shell commands of the keeper, which then waits until its input ends."""
     lines = [
         "mount -t tmpfs tmpfs /run",  # a private /run/netns
         "mount -t tmpfs tmpfs /dev/shm",
@@ -178,7 +179,7 @@ def _setup(names: Sequence[str], mbit_per_s: float | None) -> str:
 
 
 def _on_host(name: str) -> list[str]:
-    """A command's prefix that moves it to a host."""
+    """Returns the prefix that makes a command run on a host."""
     files = f"mount --bind /run/{name}/shm /dev/shm && mount --bind /run/{name}/hosts /etc/hosts"
     return [
         "ip",

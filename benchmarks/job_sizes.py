@@ -1,4 +1,4 @@
-"""The job of the suites `ranks` and `cluster` in numbers; the scaling model computes with them."""
+"""The sizes of the job of the suites `ranks` and `cluster`, which the scaling model uses, too."""
 
 ROWS = 1_000_000  # of the table
 DIM = 64  # floats per row

@@ -1,4 +1,4 @@
-"""The kernels suite: the ops alone, on 213k Zipf ids of 1M rows, against TensorFlow's own for the same work."""
+"""The kernels suite: the ops alone, on 213k Zipf ids of 1M rows, against TensorFlow's own ops for the same work."""
 
 from __future__ import annotations
 
@@ -54,34 +54,36 @@ class _Store:
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Every op at two widths."""
+    """Measures every op at two widths."""
     results = []
     for dim in (16, 64):
         rows, count = (10_000, 2_130) if options.quick else (1_000_000, 213_000)
-        with tempfile.TemporaryDirectory(prefix="tfsps-bench-", dir=_room()) as folder:
+        with tempfile.TemporaryDirectory(prefix="tfsps-bench-", dir=_memory_folder()) as folder:
             store = _Store(Path(folder), rows, dim)
             results += _compare(options, store, rows, dim, count)
             _ops.close_group(store.group)
     return results
 
 
-def _room() -> str | None:
+def _memory_folder() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _compare(options: harness.Options, store: _Store, rows: int, dim: int, count: int) -> list[harness.Result]:
     sizes = f"{rows:,} x {dim}, {count:,} ids"
     batches = [tf.constant(ids) for ids in harness.zipf_ids(rows, count, batches=6)]
-    gradients = [tf.constant(one) for one in harness.normal_gradients(count, dim)]
-    found = [store.lookup(ids) for ids in batches]
-    sums = [_ops.segment_sum([gradients[k % 3]], one.inverses, one.keys, [0])[0] for k, one in enumerate(found)]
+    gradients = [tf.constant(gradient) for gradient in harness.normal_gradients(count, dim)]
+    lookups = [store.lookup(ids) for ids in batches]
+    sums = [
+        _ops.segment_sum([gradients[k % 3]], lookup.inverses, lookup.keys, [0])[0] for k, lookup in enumerate(lookups)
+    ]
     results: list[harness.Result] = []
 
     def add(case: str, peer: str, calls: int = 7, **variants: tuple[object, list[tuple[tf.Tensor, ...]]]) -> None:
         prepared = {}
         for name, (function, arguments) in variants.items():
-            traced, following = tf.function(function, reduce_retracing=True), harness.Cycle(arguments)
-            prepared[name] = lambda traced=traced, following=following: traced(*following())
+            traced, next_arguments = tf.function(function, reduce_retracing=True), harness.Cycle(arguments)
+            prepared[name] = lambda traced=traced, next_arguments=next_arguments: traced(*next_arguments())
         results.extend(
             harness.compare(
                 "kernels",
@@ -102,21 +104,21 @@ def _compare(options: harness.Options, store: _Store, rows: int, dim: int, count
         unique_gather=(lambda batch: _unique_gather(store.dense, batch), ids),
         tsps_lookup=(lambda batch: store.lookup(batch), ids),
     )
-    to_sum = [(gradients[k % 3], one.inverses[0], one.keys[0]) for k, one in enumerate(found)]
+    to_sum = [(gradients[k % 3], lookup.inverses[0], lookup.keys[0]) for k, lookup in enumerate(lookups)]
     add(
         "segment-sum",
         "unsorted_segment_sum",
         unsorted_segment_sum=(lambda g, i, k: tf.math.unsorted_segment_sum(g, i, tf.size(k)), to_sum),
         tsps_segment_sum=(lambda g, i, k: _ops.segment_sum([g], [i], [k], [0]), to_sum),
     )
-    pairs = [(found[k].keys[0], sums[k], found[k - 1].keys[0], sums[k - 1]) for k in range(len(found))]
+    pairs = [(lookups[k].keys[0], sums[k], lookups[k - 1].keys[0], sums[k - 1]) for k in range(len(lookups))]
     add(
         "merge of two ranks",
         "unique_segment_sum",
         unique_segment_sum=(_merge_with_tensorflow, pairs),
         tsps_merge=(_merge_with_ours, pairs),
     )
-    updates = [(one.keys[0], total) for one, total in zip(found, sums, strict=True)]
+    updates = [(lookup.keys[0], total) for lookup, total in zip(lookups, sums, strict=True)]
     add(
         "Adagrad on unique keys",
         "sparse_apply_adagrad",
@@ -132,9 +134,9 @@ def _unique_gather(dense: tf.Variable, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Te
 
 
 def _merge_with_tensorflow(*sets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    keys, places = tf.unique(tf.concat(sets[::2], 0))
-    counts = tf.math.unsorted_segment_sum(tf.ones_like(places), places, tf.size(keys))
-    totals = tf.math.unsorted_segment_sum(tf.concat(sets[1::2], 0), places, tf.size(keys))
+    keys, positions = tf.unique(tf.concat(sets[::2], 0))
+    counts = tf.math.unsorted_segment_sum(tf.ones_like(positions), positions, tf.size(keys))
+    totals = tf.math.unsorted_segment_sum(tf.concat(sets[1::2], 0), positions, tf.size(keys))
     return keys, totals / tf.cast(counts, tf.float32)[:, None]
 
 

@@ -1,4 +1,4 @@
-"""The layers suite: small layers beside Keras's, and what a collection saves over separate layers."""
+"""The layers suite: small layers against Keras's, and the gain of a collection over separate layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import feature_sizes, features, harness, rules, steps
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Two comparisons: one layer with a small batch; 26 features of 512 ids."""
+    """Makes two comparisons: one layer with a small batch; 26 features of 512 ids."""
     return _small_layer(options) + _collection(options)
 
 
@@ -34,7 +34,7 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
         steps.fill(trains[name], rows, dim)
     sizes = f"{rows:,} x {dim}, {count:,} ids"
     calls = 3 if options.quick else 30
-    found = harness.compare(
+    results = harness.compare(
         "layers",
         f"lookup, {sizes}",
         {name: lambda call=call: call(next_ids()) for name, call in lookups.items()},
@@ -42,7 +42,7 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
         options=options,
         calls=calls,
     )
-    return found + harness.compare(
+    return results + harness.compare(
         "layers",
         f"lookup + backward + Adagrad, {sizes}",
         {name: lambda call=call: call(next_ids(), next_gradients()) for name, call in trains.items()},
@@ -53,7 +53,7 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
 
 
 class Collection(keras.layers.Layer):
-    """As `SeparateLayers`, with one collection for all features."""
+    """The same layer as `SeparateLayers`, with one collection for all features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,20 +65,20 @@ class Collection(keras.layers.Layer):
         self.collection.build(dict.fromkeys(feature_sizes.NAMES, shape[1:]))
 
     def call(self, ids: tf.Tensor) -> list[tf.Tensor]:
-        """All features at once."""
-        found = self.collection(dict(zip(feature_sizes.NAMES, tf.unstack(ids), strict=True)))
-        return [found[name] for name in feature_sizes.NAMES]
+        """Looks up all features at once."""
+        rows = self.collection(dict(zip(feature_sizes.NAMES, tf.unstack(ids), strict=True)))
+        return [rows[name] for name in feature_sizes.NAMES]
 
 
 def separate_layers() -> features.SeparateLayers:
-    """A table of ours for each feature, in a layer of its own."""
+    """Returns a layer that has an embedding layer of ours for each feature."""
     return features.SeparateLayers(lambda name: tsps.Embedding(None, feature_sizes.DIM, name=name))
 
 
 def _collection(options: harness.Options) -> list[harness.Result]:
     many, count, dim = feature_sizes.FEATURES, feature_sizes.IDS, feature_sizes.DIM
     batches = [tf.constant(batch) for batch in harness.feature_ids(many, count, feature_sizes.ROWS, batches=8)]
-    gradients = [tf.constant(one) for one in harness.normal_gradients(many, count, dim)]
+    gradients = [tf.constant(gradient) for gradient in harness.normal_gradients(many, count, dim)]
     next_batch, next_gradients = harness.Cycle(batches), harness.Cycle(gradients)
 
     peer = f"{many} separate layers of ours"
@@ -89,10 +89,10 @@ def _collection(options: harness.Options) -> list[harness.Result]:
     trains = {name: steps.train_step(layer, rules.ours()) for name, layer in layers.items()}
     sizes = f"{many} features x {count} ids x {dim}"
     calls = 3 if options.quick else 50
-    for train in trains.values():  # all batches' keys are there before the clock runs
+    for train in trains.values():  # inserts all batches' keys before anything is timed
         for batch in batches:
             train(batch, gradients[0])
-    found = harness.compare(
+    results = harness.compare(
         "layers",
         f"lookup, {sizes}",
         {name: lambda call=call: call(next_batch()) for name, call in lookups.items()},
@@ -101,7 +101,7 @@ def _collection(options: harness.Options) -> list[harness.Result]:
         options=options,
         calls=calls,
     )
-    return found + harness.compare(
+    return results + harness.compare(
         "layers",
         f"lookup + backward + Adagrad, {sizes}",
         {name: lambda call=call: call(next_batch(), next_gradients()) for name, call in trains.items()},

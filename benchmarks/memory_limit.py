@@ -1,4 +1,4 @@
-"""Memory of processes that a benchmark starts: a limit, and the most that they had. By a control group; as root."""
+"""Limits and measures the memory of processes that a benchmark starts, by a control group. It needs root."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _INTERVAL_S = 0.02
 
 
 class Group:
-    """A control group for memory, of either version.
+    """A control group for memory, of version 1 or 2.
 
     Args:
-        folder: of the group.
+        folder: The folder of the group.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,18 +28,19 @@ class Group:
         self._thread.start()
 
     def limit(self, number: int) -> None:
-        """So many bytes: the kernel kills what needs more."""
+        """Limits the group to `number` bytes. The kernel kills processes that need more."""
         name = "memory.limit_in_bytes" if self._is_first else "memory.max"
         (self._folder / name).write_text(str(number))
 
     def command(self, command: list[str]) -> list[str]:
-        """The same, run in the group."""
+        """Returns the command that runs `command` in the group."""
         return ["sh", "-c", f'echo $$ > "{self._folder}/cgroup.procs" && exec "$@"', "sh", *command]
 
     @property
     def peak(self) -> int:
-        """Bytes of private and shared memory, and of the kernel's for them: all that counts for the limit, without
-        files that the kernel keeps while there is room.
+        """The most bytes of private and shared memory, and of the kernel's memory for them.
+
+        This is everything that counts for the limit, except files that the kernel keeps while memory is free.
         """
         return self._peak
 
@@ -47,24 +48,24 @@ class Group:
         names = ("total_rss", "total_shmem") if self._is_first else ("anon", "shmem", "kernel")
         while not self._ending.wait(_INTERVAL_S):
             lines = (line.split() for line in (self._folder / "memory.stat").read_text().splitlines())
-            found = {name: int(value) for name, value in lines}
-            of_kernel = int((self._folder / "memory.kmem.usage_in_bytes").read_text()) if self._is_first else 0
-            self._peak = max(self._peak, sum(found[name] for name in names) + of_kernel)
+            values = {name: int(value) for name, value in lines}
+            kernel_bytes = int((self._folder / "memory.kmem.usage_in_bytes").read_text()) if self._is_first else 0
+            self._peak = max(self._peak, sum(values[name] for name in names) + kernel_bytes)
 
     def close(self) -> None:
-        """When its processes have ended."""
+        """Removes the group, after its processes have ended."""
         self._ending.set()
         self._thread.join()
-        with contextlib.suppress(OSError):  # another process has come into it
+        with contextlib.suppress(OSError):  # another process has joined the group
             self._folder.rmdir()
 
 
 @contextlib.contextmanager
 def group(name: str) -> Iterator[Group]:
-    """A group, gone afterwards.
+    """Makes a group, and removes it afterwards.
 
     Raises:
-        OSError: this process may not make one, or the kernel has none.
+        OSError: This process may not make a group, or the kernel has no control groups for memory.
     """
     parent = _ROOT / "memory" if (_ROOT / "memory").is_dir() else _ROOT
     folder = parent / f"tsps-{name}-{os.getpid()}"
@@ -72,8 +73,8 @@ def group(name: str) -> Iterator[Group]:
     if not (folder / "memory.stat").exists():
         folder.rmdir()
         raise OSError(f"{parent} has no control groups for memory")
-    found = Group(folder)
+    made_group = Group(folder)
     try:
-        yield found
+        yield made_group
     finally:
-        found.close()
+        made_group.close()

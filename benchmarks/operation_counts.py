@@ -13,7 +13,7 @@ def operation_counts(ranks: Any) -> dict[str, int]:
         ranks: Horovod's or TensorFlow's collectives.
     """
     counts: collections.Counter[str] = collections.Counter()
-    # Horovod's collectives have a counter for each operation, TensorFlow's a token for each part of one.
+    # Horovod's collectives have a counter for each operation; TensorFlow's have a token for each part of an operation.
     variables = ranks._counters if ranks.kind == "horovod" else ranks._tokens
     for label, runs in variables.items():
         counts[label.partition("[")[0]] += int(runs.numpy())

@@ -1,7 +1,7 @@
-"""Plots of results that the suites have written: `python -m benchmarks.plots OUT.png RESULTS.json...`.
+"""Plots results that the suites have written: `python -m benchmarks.plots OUT.png RESULTS.json...`.
 
-Of `step --peers` and `layers --peers`, a bar for each library; of `sizes`, a step's time over rows, over the width of
-rows and over ids, a line for each file.
+Results of `step --peers` and `layers --peers` become a bar chart with a bar for each library. Results of `sizes` become
+curves of a step's time over rows, over the width of rows and over ids, with a line for each file.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from matplotlib import pyplot
 
 
 def bars(documents: Sequence[Any], path: Path) -> None:
-    """Lookup and step of each peer, the lower quartiles of its blocks."""
+    """Draws lookup and step of each peer, the lower quartiles of its blocks."""
     (document,) = documents
     by_case: dict[str, dict[str, float]] = {peers.LOOKUP: {}, peers.STEP: {}}
     for result in document["results"]:
         by_case[result["case"]][result["variant"]] = harness.quartile(result["blocks"], result["unit"])
     names = list(by_case[peers.STEP])
     figure, axes = pyplot.subplots(figsize=(9, 0.55 * len(names) + 1), layout="constrained")
-    for shift, (case, found) in zip((-0.2, 0.2), by_case.items(), strict=True):
-        drawn = axes.barh([place + shift for place in range(len(names))], [found[name] for name in names], 0.4)
+    for shift, (case, values) in zip((-0.2, 0.2), by_case.items(), strict=True):
+        drawn = axes.barh([position + shift for position in range(len(names))], [values[name] for name in names], 0.4)
         drawn.set_label(case)
-        axes.bar_label(drawn, [f" {harness.number(found[name])}" for name in names], fontsize=8)
+        axes.bar_label(drawn, [f" {harness.number(values[name])}" for name in names], fontsize=8)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.margins(x=0.08)
@@ -42,18 +42,20 @@ def bars(documents: Sequence[Any], path: Path) -> None:
 
 
 def curves(documents: Sequence[Any], path: Path) -> None:
-    """A step's milliseconds per million ids."""
+    """Draws a step's milliseconds per million ids."""
     figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     shown: list[tuple[str, str, Callable[[Any], bool]]] = [
-        ("rows", f"rows, of {sizes.NARROW}", lambda case: case["dim"] == sizes.NARROW),
+        ("rows", f"rows of {sizes.NARROW} floats", lambda case: case["dim"] == sizes.NARROW),
         ("dim", f"floats per row, {sizes.ROWS:,} rows", lambda case: _all_but(case, "dim")),
         ("ids", f"ids, {sizes.ROWS:,} rows of {sizes.DIM}", lambda case: _all_but(case, "ids")),
     ]
     for document in documents:
-        steps = [one for one in document["results"] if one["variant"] == sizes.STEP_PER_MILLION]
-        pages = "huge pages" if any(one["parameters"]["huge_bytes"] for one in steps) else "small pages"
+        steps = [result for result in document["results"] if result["variant"] == sizes.STEP_PER_MILLION]
+        pages = "huge pages" if any(result["parameters"]["huge_bytes"] for result in steps) else "small pages"
         for axes, (by, label, belongs) in zip(panels, shown, strict=True):
-            points = sorted((one["parameters"][by], one["median"]) for one in steps if belongs(one["parameters"]))
+            points = sorted(
+                (result["parameters"][by], result["median"]) for result in steps if belongs(result["parameters"])
+            )
             axes.plot(*zip(*points, strict=True), "o-", label=pages)
             axes.set_xscale("linear" if by == "dim" else "log")
             axes.set_xlabel(label)
@@ -75,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
     arguments = parser.parse_args(argv)
-    documents = [json.loads(one.read_text()) for one in arguments.results]
+    documents = [json.loads(path.read_text()) for path in arguments.results]
     draw = curves if documents[0]["results"][0]["suite"] == "sizes" else bars
     draw(documents, arguments.out)
     return 0

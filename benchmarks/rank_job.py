@@ -1,7 +1,7 @@
-"""One rank of a job: 26 ids per sample from one table of 1M x 64, their mean, a small MLP.
+"""One rank of a job whose model has 26 ids per sample from one table of 1M x 64, their mean, and a small MLP.
 
-The suites `ranks` and `cluster` start it. Where it has a network interface of its own (an emulated host), it counts the
-bytes that pass it too, once while nothing is done and once while it trains.
+The suites `ranks` and `cluster` start it. On an emulated host, which has its own network interface, it also counts the
+bytes that pass the interface, once while it is idle and once while it trains.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from benchmarks.harness import Cycle, zipf_ids
 from benchmarks.job_sizes import BATCH, DIM, EXPONENT, FIELDS, HIDDEN, QUICK_BATCH, QUICK_ROWS, ROWS
 
 RATE = 0.01
-_BATCHES = 8  # different ones, in turn
+_BATCHES = 8  # different batches, which take turns
 _WARMUP = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
-    """What is timed.
+    """The work that is timed.
 
     Attributes:
-        step: trains on ids: int64[batch, FIELDS] and labels: float32[batch, 1].
-        gather: every rank's numbers, in rank order; a barrier, too.
-        table_rows: how many this rank's host has of the table; None: there is no table of ours.
-        model: Ours.
+        step: Trains on ids, int64[batch, FIELDS], and labels, float32[batch, 1].
+        gather: Returns every rank's numbers, in rank order. It is a barrier, too.
+        table_rows: Returns the number of the table's rows on this rank's host; None: the job has no table of ours.
+        model: The model of a job that is ours, else None.
     """
 
     rank: int
@@ -48,20 +48,20 @@ class _Work:
 
 
 def main() -> None:
-    """Trains some steps and writes the figures of rank 0."""
+    """Trains some steps. Rank 0 writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=("shared", "replicated"), required=True)
-    parser.add_argument("--dense-only", action="store_true", help="rows that cost nothing instead of the table")
-    parser.add_argument("--sharded", metavar="WIRE", help="rows are spread over the hosts; looked up, they travel so")
-    parser.add_argument("--wait-ms", type=float, default=0.0, help="of each step, between look-up and update")
-    parser.add_argument("--ahead", action="store_true", help="with tsps.lookahead")
-    parser.add_argument("--optimizer", type=json.loads, default={}, help="of DistributedOptimizer, as JSON")
+    parser.add_argument("--dense-only", action="store_true", help="use rows that cost nothing instead of the table")
+    parser.add_argument("--sharded", metavar="WIRE", help="spread the rows over the hosts; rows travel in this dtype")
+    parser.add_argument("--wait-ms", type=float, default=0.0, help="a wait in each step, between lookup and update")
+    parser.add_argument("--ahead", action="store_true", help="use tsps.lookahead")
+    parser.add_argument("--optimizer", type=json.loads, default={}, help="options of DistributedOptimizer, as JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--count-bytes", metavar="INTERFACE", help="that this rank's host has for itself")
-    parser.add_argument("--record", type=int, metavar="STEPS", default=0, help="more, whose spans are written too")
-    parser.add_argument("--began", type=float, help="when the job was started, by the machine's clock")
+    parser.add_argument("--count-bytes", metavar="INTERFACE", help="an interface that only this rank's host uses")
+    parser.add_argument("--record", type=int, metavar="STEPS", default=0, help="further steps, whose spans are written")
+    parser.add_argument("--began", type=float, help="the time at which the job was started, by the machine's clock")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(options.threads)
@@ -77,47 +77,47 @@ def main() -> None:
         else _replicated(rows, with_table)
     )
     labels = np.random.default_rng(work.rank).integers(0, 2, (batch, 1)).astype(np.float32)
-    following = Cycle(
+    next_batch = Cycle(
         [
-            (tf.constant(one.reshape(batch, FIELDS)), tf.constant(labels))
-            for one in zipf_ids(rows, batch * FIELDS, batches=_BATCHES, exponent=EXPONENT, seed=1 + work.rank)
+            (tf.constant(ids.reshape(batch, FIELDS)), tf.constant(labels))
+            for ids in zipf_ids(rows, batch * FIELDS, batches=_BATCHES, exponent=EXPONENT, seed=1 + work.rank)
         ]
     )
-    work.step(*following())
+    work.step(*next_batch())
     if options.ahead:
-        following = _ahead(following, work)
+        next_batch = _ahead(next_batch, work)
     first_step_s = time.time() - options.began if options.began else 0.0
-    if shared and with_table:  # rows appear when they are first trained: the peer has all of them from the start
+    if shared and with_table:  # our table inserts rows when they are first trained; the peer has them from the start
         for part in _fill(rows, batch * FIELDS, work):
             work.step(tf.constant(part.reshape(batch, FIELDS)), tf.constant(labels))
     for _ in range(_WARMUP):
-        work.step(*following())
+        work.step(*next_batch())
     idle = _passed(options.count_bytes, work, lambda: time.sleep(idle_s)) if options.count_bytes else None
     times: list[float] = []
 
     def train() -> None:
         for _ in range(count):
             began = time.perf_counter()
-            work.step(*following())
+            work.step(*next_batch())
             times.append(time.perf_counter() - began)
 
     if options.count_bytes:
         busy = _passed(options.count_bytes, work, train)
     else:
         train()
-    spans = _spans(options.record, lambda: work.step(*following())) if options.record else None
-    pss = sum(one for (one,) in work.gather([_pss()]))
-    held = work.gather([work.local_rank, work.table_rows()]) if work.table_rows else []
+    spans = _spans(options.record, lambda: work.step(*next_batch())) if options.record else None
+    total_pss = sum(total_pss for (total_pss,) in work.gather([_pss()]))
+    host_rows = work.gather([work.local_rank, work.table_rows()]) if work.table_rows else []
     if work.rank == 0:
         median = statistics.median(times)
         figures: dict[str, Any] = {
             "step_ms": median * 1e3,
             "samples_per_second": work.size * batch / median,
-            "pss_mib": pss / 2**20,
+            "pss_mib": total_pss / 2**20,
             "first_step_s": first_step_s,
         }
-        if held:
-            figures["rows"] = [rows for local_rank, rows in held if local_rank == 0]
+        if host_rows:
+            figures["rows"] = [rows for local_rank, rows in host_rows if local_rank == 0]
         if spans is not None:
             figures["spans"] = spans
         if idle is not None:
@@ -126,9 +126,9 @@ def main() -> None:
 
 
 def _fill(rows: int, ids: int, work: _Work) -> Iterator[np.ndarray]:
-    """Batches of ids that make this rank's share of all rows, with fewer distinct ones each than a timed batch has.
+    """Yields batches of ids that insert this rank's share of all rows.
 
-    Buffers and logs keep the size of the largest step: these must not be it.
+    Each batch has fewer distinct ids than a timed batch, because buffers and logs keep the size of the largest step.
     """
     steps = -(-rows // (work.size * (ids // 4)))
     for part in np.array_split(np.arange(work.rank, rows, work.size), steps):
@@ -136,7 +136,7 @@ def _fill(rows: int, ids: int, work: _Work) -> Iterator[np.ndarray]:
 
 
 def _spans(steps: int, step: Callable[[], Any]) -> list[list[tuple[str, int, int]]]:
-    """What every rank did in some steps: name, beginning and end, in nanoseconds of the machine's clock."""
+    """Returns what every rank did in some steps: name, beginning and end, in nanoseconds of the machine's clock."""
     import tf_sparse_ps as tsps
     from benchmarks import spans
 
@@ -149,23 +149,23 @@ def _spans(steps: int, step: Callable[[], Any]) -> list[list[tuple[str, int, int
 
 
 def _passed(interface: str, work: _Work, action: Callable[[], Any]) -> dict[str, Any]:
-    """Does something on all ranks at the same time and says what passed the hosts' interfaces meanwhile.
+    """Runs an action on all ranks at the same time, and counts the bytes that pass the hosts' interfaces.
 
     Returns:
-        "seconds", and per host "sent" and "received" bytes.
+        "seconds", and the "sent" and "received" bytes of each host.
     """
     work.gather([0])
     began, before = time.perf_counter(), interface_counters(interface)
     action()
-    work.gather([0])  # a rank may be done while its neighbour still sends
+    work.gather([0])  # another rank may still be sending
     passed = [now - then for now, then in zip(interface_counters(interface), before, strict=True)]
     seconds = time.perf_counter() - began
     everywhere = [numbers[1:] for numbers in work.gather([work.local_rank, *passed]) if numbers[0] == 0]
-    return {"seconds": seconds, "sent": [one for one, _ in everywhere], "received": [one for _, one in everywhere]}
+    return {"seconds": seconds, "sent": [sent for sent, _ in everywhere], "received": [got for _, got in everywhere]}
 
 
 def interface_counters(interface: str) -> tuple[int, int]:
-    """Bytes that the interface has sent and received."""
+    """Returns the bytes that the interface has sent and received."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == interface:
@@ -174,15 +174,15 @@ def interface_counters(interface: str) -> tuple[int, int]:
     raise ValueError(f"this host has no network interface {interface!r}")
 
 
-def _ahead(following: Callable[[], Any], work: _Work) -> Callable[[], Any]:
-    """The same batches, announced before they are trained."""
+def _ahead(next_batch: Callable[[], Any], work: _Work) -> Callable[[], Any]:
+    """Returns the same batches in the same order, announced by lookahead before they are trained."""
     import tf_sparse_ps as tsps
 
-    ids, labels = following()
+    ids, labels = next_batch()
 
     def elements() -> Iterator[Any]:
         while True:
-            yield following()
+            yield next_batch()
 
     dataset = tf.data.Dataset.from_generator(
         elements, output_signature=(tf.TensorSpec(ids.shape, ids.dtype), tf.TensorSpec(labels.shape, labels.dtype))
@@ -192,14 +192,14 @@ def _ahead(following: Callable[[], Any], work: _Work) -> Callable[[], Any]:
 
 
 def _waits(seconds: float) -> keras.layers.Layer:
-    """What stands for a device that computes: nothing uses a processor meanwhile."""
+    """Returns a layer that waits. It stands for a device that computes, while nothing uses a processor."""
 
     def sleep(row: Any) -> Any:
         time.sleep(seconds)
         return row
 
     def wait(rows: tf.Tensor) -> tf.Tensor:
-        # Not stateful: it stands for ops that what has a state, as an exchange, does not wait for.
+        # The op is not stateful, so that ops with a state, such as an exchange, do not wait for it.
         done = tf.numpy_function(sleep, [rows[0, 0]], tf.float32, stateful=False)
         with tf.control_dependencies([done]):
             return tf.identity(rows)
@@ -222,7 +222,7 @@ def _model(embedding: Any, wait_s: float = 0.0) -> keras.Model:
 
 
 class _NoTable(keras.layers.Layer):  # type: ignore[misc]
-    """Rows that cost next to nothing to make. The model computes their gradient, and nothing is done with it."""
+    """Rows that cost next to nothing to make. The model computes their gradient, which is not used."""
 
     def build(self, _: Any) -> None:
         self.one = self.add_weight(shape=(DIM,), name="one")
@@ -280,7 +280,7 @@ def _replicated(rows: int, with_table: bool) -> _Work:
             loss = _loss(labels, model(ids, training=True))
         variables = model.trainable_variables
         gradients = [
-            # Horovod's own wrapper reduces nothing with Keras 3, so the collectives are called here.
+            # Horovod's own wrapper reduces nothing with Keras 3, so this job calls the collectives.
             hvd.allreduce(gradient, op=hvd.Average, name=f"gradient_{number}")
             for number, gradient in enumerate(tape.gradient(loss, variables))
         ]

@@ -1,11 +1,12 @@
-"""The ranks suite: 1, 2 and 4 ranks on this machine, one shared table against a replica in every rank.
+"""The ranks suite: 1, 2 and 4 ranks on this machine, with one shared table or with a replica in every rank.
 
-Every figure is a job of its own, started with horovodrun; the two kinds of job take turns. The peer is what a user
-would have without this library: `keras.layers.Embedding`, gradients reduced by Horovod (sparse ones as IndexedSlices),
-Keras's Adagrad. With Keras 3 that optimizer makes sparse gradients dense; `--peer-python` runs the peer under
-another interpreter, say one with TensorFlow 2.15 and Keras 2, where it does not. Beside another tree (`--against`) all
-jobs are ours. With `--engines` they are, too: ranks that TensorFlow connects, beside ranks that Horovod connects, all
-started by `tf-sparse-ps run`.
+Every figure comes from its own job, which horovodrun starts. The two kinds of job take turns. The peer is what a user
+would have without this library: `keras.layers.Embedding`, gradients that Horovod reduces (sparse ones as
+IndexedSlices), and Keras's Adagrad. In Keras 3 that optimizer makes sparse gradients dense. `--peer-python` runs the
+peer in another interpreter, for example one with TensorFlow 2.15 and Keras 2, where it does not.
+
+In comparisons with another tree (`--against`), all jobs are ours. With `--engines`, all jobs are ours, too:
+`tf-sparse-ps run` starts them, and either TensorFlow or Horovod connects their ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from benchmarks import harness
 
 _ENGINES = ("horovod", "tensorflow")
-# Which job, and without its table: the model forward and backward, its all-reduce and update. What is more in a step is
-# the sparse part.
+# Each job's kind, and whether it lacks the table. A job without its table has only the model's forward and backward
+# pass, its all-reduce and its update. The rest of a step is the sparse part.
 _JOBS = {
     "replicated": ("replicated", False),
     "shared": ("shared", False),
@@ -32,7 +33,7 @@ _JOBS = {
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Samples/s, milliseconds per step, those of the sparse part, and summed memory for each number of ranks."""
+    """Measures samples/s, time per step and of its sparse part, and summed memory for each number of ranks."""
     if options.engines:
         return _engines(options)
     results = []
@@ -48,10 +49,10 @@ def run(options: harness.Options) -> list[harness.Result]:
                 jobs[name].append(_job(*_JOBS[name], ranks, options))
         case = f"{ranks} rank{'s' * (ranks > 1)}"
         for figure, unit in (("step_ms", "ms"), ("samples_per_second", "/s"), ("pss_mib", "MiB")):
-            blocks_of = {name: [job[figure] for job in found] for name, found in jobs.items()}
+            blocks_of = {name: [job[figure] for job in figures] for name, figures in jobs.items()}
             results += harness.summarize("ranks", f"{case}, {figure}", blocks_of, peer=peer, unit=unit)
         if options.turns:
-            continue  # a difference of two jobs is too uncertain to be divided by
+            continue  # the difference of two jobs is too uncertain to be divided by
         sparse = {
             name: [
                 job["step_ms"] - dense["step_ms"]
@@ -74,11 +75,11 @@ def _engines(options: harness.Options) -> list[harness.Result]:
                 dense, engine = names[name]
                 jobs[name].append(_job("shared", dense, ranks, options, engine))
         for dense in (False, True):
-            mine = {name: found for name, found in jobs.items() if names[name][0] == dense}
+            chosen = {name: figures for name, figures in jobs.items() if names[name][0] == dense}
             for figure, unit in (("step_ms", "ms"), ("pss_mib", "MiB"), ("first_step_s", "s")):
-                blocks_of = {name: [job[figure] for job in found] for name, found in mine.items()}
+                blocks_of = {name: [job[figure] for job in figures] for name, figures in chosen.items()}
                 results += harness.summarize(
-                    "ranks", f"{ranks} ranks, {figure}", blocks_of, peer=next(iter(mine)), unit=unit
+                    "ranks", f"{ranks} ranks, {figure}", blocks_of, peer=next(iter(chosen)), unit=unit
                 )
     return results
 

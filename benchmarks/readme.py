@@ -1,8 +1,9 @@
-"""Measures everything that README's table shows, in one go: `python -m benchmarks.readme --movielens FOLDER`.
+"""Measures all figures of README's table, in one run: `python -m benchmarks.readme --movielens FOLDER`.
 
-Runs the suites and examples one after another, half an hour on two cores, writes their figures to docs/readme.json,
-and README's table from that file. FOLDER has MovieLens-1M as examples/ncf.py takes it. Needs `make horovod-tf215`, and
-root for the emulated hosts of the suite `delayed`. `--table` only writes README's table again.
+The program runs suites and examples one after another, which takes half an hour on two cores. It writes their figures
+to docs/readme.json, and README's table from that file. FOLDER contains MovieLens-1M as examples/ncf.py takes it. The
+program needs `make horovod-tf215`, and root for the emulated hosts of the suite `delayed`. `--table` only writes
+README's table again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
 def commands(movielens: Path, scratch: Path) -> dict[str, tuple[list[str], Path]]:
-    """What is run, by name: a command, and the JSON file that it writes."""
+    """Returns each command, and the JSON file that it writes, by name."""
     python = sys.executable
 
     def suite(name: str, interpreter: str, *arguments: str) -> tuple[list[str], Path]:
@@ -55,10 +57,10 @@ def measure(movielens: Path) -> dict[str, Any]:
     """Runs all commands.
 
     Returns:
-        What each wrote, by its name, and under "machine" what it was measured on.
+        The figures of each command, by its name, and under "machine" the machine and the installed versions.
 
     Raises:
-        RuntimeError: of a command that failed, with the end of what it printed.
+        RuntimeError: A command failed. The text ends with its output.
     """
     versions = {name: importlib.metadata.version(name) for name in ("tensorflow-cpu", "keras", "horovod")}
     figures: dict[str, Any] = {"machine": harness.hardware() | versions}
@@ -80,12 +82,13 @@ def measure(movielens: Path) -> dict[str, Any]:
 
 
 def table(figures: Mapping[str, Any]) -> str:
-    """README's table, Markdown."""
+    """Formats README's table as Markdown."""
 
     def median(suite: str, case: str, variant: str) -> float:
-        """Of the suite's first case that begins so."""
-        of = (one for one in figures[suite]["results"] if one["case"].startswith(case) and one["variant"] == variant)
-        return float(next(of)["median"])
+        """Returns the median of a variant in the suite's first case that begins with `case`."""
+        results = figures[suite]["results"]
+        matches = (result for result in results if result["case"].startswith(case) and result["variant"] == variant)
+        return float(next(matches)["median"])
 
     machine, ctr, ncf = figures["machine"], figures["ctr"], figures["ncf"]
     lookup, keras_lookup = median("step", "lookup, ", "ours, hashed"), median("step", "lookup, ", "keras, dense")
@@ -95,88 +98,94 @@ def table(figures: Mapping[str, Any]) -> str:
     )
     best = ncf["epochs"][ncf["best_epoch"] - 1]
 
-    def of_ranks(case: str, variant: str) -> str:
+    def speed_and_memory(case: str, variant: str) -> str:
         rate = median("ranks", f"{case}, samples_per_second", variant)
         memory = median("ranks", f"{case}, pss_mib", variant)
         return f"{round(rate, -3):,.0f} samples/s, {memory / 1024:.1f} GiB"
 
     rows = [
-        ("what", "ours", "peer, same run", "command"),
+        ("measurement", "tf_sparse_ps", "compared with", "command"),
         ("---", "---", "---", "---"),
         (
             "lookup, 213k Zipf ids of 1M x 64 rows, hashed keys",
             f"{harness.number(lookup)} ms",
-            f"{harness.number(keras_lookup)} ms `keras.layers.Embedding` ({lookup / keras_lookup:.2f})",
+            f"`keras.layers.Embedding`: {harness.number(keras_lookup)} ms (ours / Keras: {lookup / keras_lookup:.2f})",
             "`python -m benchmarks step`",
         ),
         (
-            "lookup + backward + Adagrad, the same",
+            "lookup + backward + Adagrad, same sizes",
             f"{harness.number(step)} ms",
-            f"{harness.number(keras_step)} ms `keras.layers.Embedding` ({step / keras_step:.2f})",
+            f"`keras.layers.Embedding`: {harness.number(keras_step)} ms (ours / Keras: {step / keras_step:.2f})",
             "`python -m benchmarks step`",
         ),
         (
             f"DLRM, 6M generated samples, 4 ranks connected by {_ENGINES[ctr['engine']]}",
             f"AUC {ctr['auc']:.4f}",
-            f"{ctr['planted_auc']:.4f}, the planted model's own",
+            f"the model that generated the labels: AUC {ctr['planted_auc']:.4f}",
             f"`make train ENGINE={ctr['engine']}`",
         ),
         (
-            f"its tables: {ctr['tables']}, {ctr['rows'] / 1e6:.1f}M rows with Adam's slots",
+            f"the {ctr['tables']} tables of this DLRM, {ctr['rows'] / 1e6:.1f}M rows with Adam's slots",
             f"{sum(ctr['table_pss']) / 2**20:.0f} MiB summed PSS",
-            f"{ctr['ranks'] * ctr['disk_bytes'] / 2**30:.1f} GiB in {ctr['ranks']} copies",
+            f"{ctr['ranks']} copies: {ctr['ranks'] * ctr['disk_bytes'] / 2**30:.1f} GiB",
             "the same",
         ),
         (
-            "4 ranks, 1M x 64, 26 ids per sample, TensorFlow 2.15",
-            of_ranks("4 ranks", "shared"),
-            f"{of_ranks('4 ranks', 'replicated')}: replicas, Horovod, Keras 2",
+            "4 ranks, 1M x 64 rows, 26 ids per sample (TensorFlow 2.15)",
+            speed_and_memory("4 ranks", "shared"),
+            f"replicas with Horovod and Keras 2: {speed_and_memory('4 ranks', 'replicated')}",
             "`make horovod-tf215`, then `.venv-tf215/bin/python -m benchmarks ranks --blocks 6`",
         ),
-        ("the same, 1 rank", of_ranks("1 rank", "shared"), of_ranks("1 rank", "replicated"), "the same"),
         (
-            "MLP on 2 emulated hosts, cables as slow as computing, `schedule=DelayedGlobal()`",
+            "1 rank, the same model (TensorFlow 2.15)",
+            speed_and_memory("1 rank", "shared"),
+            f"one rank with Keras 2: {speed_and_memory('1 rank', 'replicated')}",
+            "the same",
+        ),
+        (
+            "MLP step, `schedule=DelayedGlobal()`, 2 emulated hosts; communicating takes as long as computing",
             f"{harness.number(delayed)} ms",
-            f"{harness.number(synchronous)} ms synchronous; computing alone {harness.number(computing)}",
+            f"synchronous step: {harness.number(synchronous)} ms; computing alone: {harness.number(computing)} ms",
             "`python -m benchmarks delayed --blocks 2`",
         ),
         (
             f"NeuMF-32, MovieLens-1M, 2 ranks, best of {len(ncf['epochs'])} epochs",
             f"HR@10 {best['hr']:.3f}, NDCG@10 {best['ndcg']:.3f}",
-            ".701, .425 published",
+            "published: HR@10 0.701, NDCG@10 0.425",
             "`python examples/ncf.py --path FOLDER --ranks 2`",
         ),
     ]
-    where = (
-        f"On {machine['cores']} cores of an {machine['processor'].split(' with ')[0]}, {machine['memory']}, TensorFlow "
-        f"{machine['tensorflow-cpu']}, Keras {machine['keras']}, Horovod {machine['horovod']}, all in one run:"
+    conditions = (
+        f"All in one run on {machine['cores']} cores of an {machine['processor'].split(' with ')[0]} "
+        f"({machine['memory']}), with TensorFlow {machine['tensorflow-cpu']}, Keras {machine['keras']} and Horovod "
+        f"{machine['horovod']}, except where a row names another version:"
     )
-    return "\n".join([where, "", *(f"| {' | '.join(cells)} |" for cells in rows)])
+    return "\n".join([textwrap.fill(conditions, 100), "", *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
 def with_table(readme: str, measured: str) -> str:
-    """README with another table."""
+    """Replaces the table in README's text."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md has no {BEGIN} with an {END} behind it")
+        raise ValueError(f"README.md needs {BEGIN}, followed by {END}. Put both around the table")
     return f"{before}{begin}\n{measured}\n{end}{after}"
 
 
 def main() -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--movielens", type=Path, metavar="FOLDER", help="MovieLens-1M, as examples/ncf.py takes it")
-    what.add_argument("--table", action="store_true", help=f"only README's table, from {FIGURES.relative_to(ROOT)}")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--movielens", type=Path, metavar="FOLDER", help="MovieLens-1M, as examples/ncf.py takes it")
+    task.add_argument("--table", action="store_true", help=f"only write the table, from {FIGURES.relative_to(ROOT)}")
     arguments = parser.parse_args()
     if not arguments.table:
         if not (KERAS_2.parent / "horovodrun").exists():
-            parser.error("TensorFlow 2.15 with Horovod is not installed: make horovod-tf215")
+            parser.error("TensorFlow 2.15 with Horovod is not installed. Install it: make horovod-tf215")
         if reason := hosts.unavailable():
             parser.error(reason)
         if not arguments.movielens.is_dir():
-            parser.error(f"--movielens is no folder. Received: {arguments.movielens}")
+            parser.error(f"--movielens must be a folder. Received: {arguments.movielens}")
         FIGURES.write_text(json.dumps(measure(arguments.movielens.resolve()), indent=1) + "\n")
     README.write_text(with_table(README.read_text(), table(json.loads(FIGURES.read_text()))))
     return 0

@@ -1,6 +1,6 @@
-"""The server through which a job's ranks find each other, on the switch of emulated hosts.
+"""The server through which the ranks of a job find each other, on the switch of emulated hosts.
 
-Prints its port and serves until it is killed.
+The program prints its port and serves until it is killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horovod.runner.http.http_server import RendezvousServer
 def main() -> None:
     """Serves the ranks of a job."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("hosts", help="as horovodrun's -H: host0:2,host1:2")
+    parser.add_argument("hosts", help="hosts and slots, as for horovodrun's -H: host0:2,host1:2")
     hosts = parse_hosts(parser.parse_args().hosts)
     ranks = sum(host.slots for host in hosts)
     server = RendezvousServer()

@@ -1,4 +1,4 @@
-"""Optimizers of the suites."""
+"""The optimizers of the suites."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from benchmarks import harness
 
 
 def adagrad() -> keras.optimizers.Optimizer:
-    """Keras's Adagrad at the benchmarks' learning rate."""
+    """Returns Keras's Adagrad with the benchmarks' learning rate."""
     return keras.optimizers.Adagrad(harness.LEARNING_RATE)
 
 
 def ours() -> Any:
-    """The same rule for tables."""
+    """Returns the same rule for tables."""
     return tsps.DistributedOptimizer(adagrad())

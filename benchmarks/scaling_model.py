@@ -1,7 +1,7 @@
-"""Bytes and time per step on clusters of 1 to 1,024 nodes, by the formulas of `benchmarks.step_model`.
+"""Computes bytes and time per step on clusters of 1 to 1,024 nodes, by the formulas of `benchmarks.step_model`.
 
-`python -m benchmarks.scaling_model` prints what it assumes and a table; `--plot FILE` draws it; `--check FILE` compares
-the formulas with what `python -m benchmarks cluster --json FILE` has measured.
+`python -m benchmarks.scaling_model` prints the assumptions and a table. `--plot FILE` draws the table. `--check FILE`
+compares the formulas with figures that `python -m benchmarks cluster --json FILE` has measured.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from benchmarks.step_model import Cluster, Costs, Job
 
 METHODS = ("flat", "hierarchical", "hierarchical-bfloat16", "sharded", "sharded-bfloat16")
 NODES = tuple(2**exponent for exponent in range(11))
-# `python -m benchmarks cluster --hosts 1 --ranks-per-host 1,2,4 --variant flat --blocks 6`, two cores of an AMD EPYC:
-# 19.7, 67.1 and 127 ms, which these explain as 20.8, 57.3 and 133.
+# Measured by `python -m benchmarks cluster --hosts 1 --ranks-per-host 1,2,4 --variant flat --blocks 6` on two cores of
+# an AMD EPYC: 19.7, 67.1 and 127 ms. With these costs the model computes 20.8, 57.3 and 133 ms.
 COSTS = Costs(rank_ms=35.7, copy_ns=0.634)
 BYTES_GOAL, TIME_GOAL = 0.05, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A method on a number of nodes: bytes sent per node and step, milliseconds per step."""
+    """A method on a number of nodes: the bytes that a node sends per step, and the milliseconds of a step."""
 
     method: str
     nodes: int
@@ -37,7 +37,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A figure of a job, measured and by formula; bytes or milliseconds."""
+    """A measured figure of a job, and the model's; in bytes or milliseconds."""
 
     case: str
     method: str
@@ -47,29 +47,33 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative, of the model."""
+        """The relative error of the model."""
         return self.model / self.measured - 1
 
     @property
     def goal(self) -> float:
-        """That the error should not exceed."""
+        """The largest error that is accepted."""
         return BYTES_GOAL if self.figure == "bytes" else TIME_GOAL
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status, 1 if a check is beyond its goal."""
+    """Runs the command line; returns the exit status, 1 if an error exceeds its goal."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling_model", description=__doc__)
-    parser.add_argument("--ranks-per-node", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--mbit", type=float, default=10_000, help="per second and node (default: 10000)")
-    parser.add_argument("--cores", type=int, default=2, help="per node (default: 2)")
-    parser.add_argument("--threads", type=int, default=1, help="per rank (default: 1)")
-    parser.add_argument("--latency-us", type=float, default=50.0, help="of a message (default: 50)")
-    parser.add_argument("--schedule", choices=("synchronous", "delayed"), default="synchronous", help="of gradients")
-    parser.add_argument("--operations", type=int, default=1, help="of the dense ring in a step: buckets (default: 1)")
-    parser.add_argument("--calibration", type=Path, help="results of the suite cluster with one host: for the costs")
-    parser.add_argument("--check", type=Path, help="results of the suite cluster: compares the model with them")
-    parser.add_argument("--json", action="store_true", help="prints JSON")
-    parser.add_argument("--plot", type=Path, help="PNG file to write")
+    parser.add_argument("--ranks-per-node", type=int, default=2, help="ranks per node (default: 2)")
+    parser.add_argument("--mbit", type=float, default=10_000, help="Mbit/s per node (default: 10000)")
+    parser.add_argument("--cores", type=int, default=2, help="cores per node (default: 2)")
+    parser.add_argument("--threads", type=int, default=1, help="threads per rank (default: 1)")
+    parser.add_argument("--latency-us", type=float, default=50.0, help="latency of a message (default: 50)")
+    parser.add_argument(
+        "--schedule", choices=("synchronous", "delayed"), default="synchronous", help="schedule of dense gradients"
+    )
+    parser.add_argument(
+        "--operations", type=int, default=1, help="operations of the dense ring in a step: buckets (default: 1)"
+    )
+    parser.add_argument("--calibration", type=Path, help="results of the suite cluster with one host, to set the costs")
+    parser.add_argument("--check", type=Path, help="results of the suite cluster, to compare the model with")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", type=Path, help="the PNG file to write")
     arguments = parser.parse_args(argv)
     job = Job(operations=arguments.operations)
     try:
@@ -100,34 +104,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def curve(job: Job, cluster: Cluster, costs: Costs, *, delayed: bool = False) -> list[Point]:
-    """Every method on every number of nodes.
+    """Computes every method on every number of nodes.
 
     Args:
-        job: what is trained.
-        cluster: of one node; the number of nodes is replaced.
-        costs: of work on one core.
-        delayed: under `DelayedGlobal`, which refuses sharded tables.
+        job: The job that is trained.
+        cluster: A cluster of one node, whose number of nodes is replaced.
+        costs: The costs of work on one core.
+        delayed: Whether to compute steps under `DelayedGlobal`, which refuses sharded tables.
     """
     points = []
     methods = [method for method in METHODS if not (delayed and method.startswith("sharded"))]
     for nodes in NODES:
         here = dataclasses.replace(cluster, nodes=nodes)
         for method in methods:
-            found = step_model.step_time(method, job, here, costs)
-            time = found.delayed if delayed else found.total
+            step_time = step_model.step_time(method, job, here, costs)
+            time = step_time.delayed if delayed else step_time.total
             points.append(Point(method, nodes, step_model.sent_bytes(method, job, here), time))
     return points
 
 
 def table(points: Sequence[Point], job: Job, cluster: Cluster) -> str:
-    """The curve as Markdown, with the distinct keys of a rank, a node and the cluster."""
+    """Formats the curve as Markdown, with the number of distinct keys of all ranks."""
     methods = list(dict.fromkeys(point.method for point in points))
     heads = [f"{method} {unit}" for unit in ("MB", "ms") for method in methods]
-    lines = [f"| nodes | keys of all | {' | '.join(heads)} |", "|---:|---:|" + "---:|" * len(heads)]
+    lines = [f"| nodes | distinct keys | {' | '.join(heads)} |", "|---:|---:|" + "---:|" * len(heads)]
     for nodes in NODES:
-        at = {point.method: point for point in points if point.nodes == nodes}
-        sizes = [_number(at[method].sent_bytes / 1e6) for method in methods]
-        times = [_number(at[method].step_ms) for method in methods]
+        point_of = {point.method: point for point in points if point.nodes == nodes}
+        sizes = [_number(point_of[method].sent_bytes / 1e6) for method in methods]
+        times = [_number(point_of[method].step_ms) for method in methods]
         keys = job.distinct(nodes * cluster.ranks_per_node)
         lines.append(f"| {nodes:,} | {keys:,.0f} | {' | '.join(sizes + times)} |")
     return "\n".join(lines)
@@ -158,10 +162,10 @@ def plot(points: Sequence[Point], cluster: Cluster, path: Path) -> None:
     styles = dict(zip(METHODS, ("o-", "s-", "d-", "^-", "v-"), strict=True))
     for method in dict.fromkeys(point.method for point in points):
         style = styles[method]
-        mine = [point for point in points if point.method == method]
-        several = [point for point in mine if point.nodes > 1]
+        own_points = [point for point in points if point.method == method]
+        several = [point for point in own_points if point.nodes > 1]
         left.plot([p.nodes for p in several], [p.sent_bytes / 1e6 for p in several], style, label=method, markersize=4)
-        right.plot([p.nodes for p in mine], [p.step_ms for p in mine], style, label=method, markersize=4)
+        right.plot([p.nodes for p in own_points], [p.step_ms for p in own_points], style, label=method, markersize=4)
     left.set(title="sent per node and step", ylabel="MB")
     right.set(title=f"step, {cluster.ranks_per_node} ranks per node, {cluster.mbit_per_s:g} Mbit/s", ylabel="ms")
     for axes in (left, right):
@@ -176,14 +180,14 @@ def plot(points: Sequence[Point], cluster: Cluster, path: Path) -> None:
 
 
 def costs_from(job: Job, document: Any) -> Costs:
-    """Costs that explain the measured steps of one host.
+    """Returns costs that explain the measured steps of one host.
 
     Args:
-        job: what was trained.
-        document: what the suite cluster has written.
+        job: The job that was trained.
+        document: The results that the suite cluster has written.
 
     Raises:
-        ValueError: it has not measured one host with two numbers of ranks.
+        ValueError: The document lacks one host with two numbers of ranks.
     """
     _refuse_quick(document)
     steps = {
@@ -198,16 +202,16 @@ def check(job: Job, document: Any, costs: Costs) -> list[Check]:
     """Compares the model with the figures of several hosts.
 
     Args:
-        job: what was trained.
-        document: what the suite cluster has written.
-        costs: of work on one core, where the figures were measured.
+        job: The job that was trained.
+        document: The results that the suite cluster has written.
+        costs: The costs of work on one core of the machine that measured.
 
     Raises:
-        ValueError: there are no such figures.
+        ValueError: The document has no such figures.
     """
     _refuse_quick(document)
-    found = []
-    # Not the dense part alone: it is no larger than what Horovod sends without being asked.
+    checks = []
+    # Dense gradients alone are left out: their bytes do not exceed those that Horovod sends when idle.
     comparable = {*step_model.TIMED, "replicated"}
     for result in document["results"]:
         case, method = result["parameters"], result["variant"]
@@ -221,13 +225,13 @@ def check(job: Job, document: Any, costs: Costs) -> list[Check]:
         name = result["case"].partition(":")[0]
         if _is(result, "sent"):
             model = step_model.sent_bytes(method, job, cluster)
-            found.append(Check(name, method, "bytes", result["median"] * 1e6, model))
+            checks.append(Check(name, method, "bytes", result["median"] * 1e6, model))
         elif method in step_model.TIMED:
             model = step_model.step_time(method, job, cluster, costs).total
-            found.append(Check(name, method, "ms", result["median"], model))
-    if not found:
+            checks.append(Check(name, method, "ms", result["median"], model))
+    if not checks:
         raise ValueError("the file has no figures of several hosts: python -m benchmarks cluster --hosts 2,3,4")
-    return found
+    return checks
 
 
 def _is(result: Any, figure: str) -> bool:
@@ -240,22 +244,27 @@ def _cores(document: Any) -> int:
 
 def _refuse_quick(document: Any) -> None:
     if document["options"]["quick"]:
-        raise ValueError("the file is of a run with --quick, whose sizes are others than the model's")
+        raise ValueError(
+            "the file is of a run with --quick, whose sizes differ from the model's. Run the suite again without it"
+        )
 
 
 def _report_checks(checks: Sequence[Check], *, as_json: bool) -> int:
     if as_json:
         print(
-            json.dumps([{**dataclasses.asdict(one), "error": one.error, "goal": one.goal} for one in checks], indent=1)
+            json.dumps(
+                [{**dataclasses.asdict(item), "error": item.error, "goal": item.goal} for item in checks],
+                indent=1,
+            )
         )
     else:
         print("| case | variant | figure | measured | model | error | goal |\n|---|---|---|---:|---:|---:|---:|")
-        for one in checks:
+        for item in checks:
             print(
-                f"| {one.case} | {one.method} | {one.figure} | {one.measured:,.0f} | {one.model:,.0f} "
-                f"| {one.error:+.1%} | {one.goal:.0%} |"
+                f"| {item.case} | {item.method} | {item.figure} | {item.measured:,.0f} | {item.model:,.0f} "
+                f"| {item.error:+.1%} | {item.goal:.0%} |"
             )
-    return int(any(abs(one.error) > one.goal for one in checks))
+    return int(any(abs(item.error) > item.goal for item in checks))
 
 
 def _number(value: float) -> str:

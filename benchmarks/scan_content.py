@@ -1,13 +1,14 @@
-"""What the table of the suite `scans` holds after training step n (1, 2, ...): a function of n alone.
+"""Computes the content of the table of the suite `scans` after training step n (1, 2, ...), from n alone.
 
-Every step adds 1 to the gradients of all elements of the rows that it touches, and the rule is Adagrad with rate 1. So
-a row follows from how often it was touched, and from where it began. Two kinds of rows:
+Every step adds 1 to the gradients of all elements of the rows that it touches, and the rule is Adagrad with rate 1. A
+row therefore follows from its initial value and from the number of steps that touched it. The table has two kinds of
+rows:
 
-  0 .. rows - 1    there before training begins, by one update with the gradient key % 16. Step n touches those of the
-                   batch (n - 1) % batches: Zipf-distributed, so some rows are in every step and most in few
-  new keys         a few enter at every step, spread over int64, and are touched by that step only
+  0 .. rows - 1    exist before training begins, by one update with the gradient key % 16. Step n touches the rows of
+                   batch (n - 1) % batches. Its keys are Zipf-distributed: some rows are in every step, most in few
+  new keys         each step inserts a few, spread over int64, and no other step touches them
 
-A state of step n + 1 differs from that of step n in every row of a batch, and in the set of keys.
+The states of step n and step n + 1 differ in every row of a batch, and in the set of keys.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ Floats = npt.NDArray[np.float32]
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Of the table, and of what is done with it.
+    """The sizes of the table, and of the work on it.
 
     Attributes:
-        rows: before training begins.
-        draws: ids of a rank's step, of which repeated ones are left out.
-        batches: different ones, in turn.
-        lookup: keys of a lookup of the external process.
-        lookups: it makes after each of its other operations have been done once.
+        rows: The number of rows before training begins.
+        draws: The number of ids that a rank draws for a step. Repeated ids are left out.
+        batches: The number of different batches, which take turns.
+        lookup: The number of keys of a lookup of the external process.
+        lookups: The number of lookups after each of the other operations was done once.
     """
 
     rows: int
@@ -56,12 +57,12 @@ QUICK = Sizes(rows=20_000, draws=4_000, batches=8, lookup=20_000, lookups=4)
 
 
 def first_gradient(keys: Keys) -> npt.NDArray[np.int64]:
-    """Of the update that made the rows 0 .. rows - 1. New keys have had none, which is the same as 0."""
+    """Returns the gradients of the update that made the rows 0 .. rows - 1. New keys had no such update: gradient 0."""
     return keys % _FIRST_GRADIENTS
 
 
 def new_keys(step: int) -> Keys:
-    """The keys that enter at a step."""
+    """Returns the keys that a step inserts."""
     numbers = np.arange(_NEW, dtype=np.uint64) + np.uint64((step - 1) * _NEW + 1)
     return (numbers * np.uint64(_SPREAD)).view(np.int64)
 
@@ -77,21 +78,21 @@ class Batches:
         ]
 
     def of_rank(self, step: int, rank: int) -> Keys:
-        """Of one rank, each key once; two ranks may have the same one."""
+        """Returns the keys of one rank's step, each once. Two ranks may have the same key."""
         return np.concatenate([self._of_rank[rank][(step - 1) % self._sizes.batches], new_keys(step)[rank::RANKS]])
 
     def old_of_all(self, batch: int) -> Keys:
-        """Those of 0 .. rows - 1 in a batch, each once."""
+        """Returns the keys of 0 .. rows - 1 in a batch of all ranks, each once."""
         return np.unique(np.concatenate([keys[batch] for keys in self._of_rank]))
 
 
 class Content:
-    """The expected content, and what differs from it in words."""
+    """The expected content. Its checks describe what differs."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         batches = Batches(sizes)
-        # [key, k]: in how many of the first k batches it is.
+        # [key, k]: the number of the first k batches that contain the key.
         self._among_first = np.zeros((sizes.rows, sizes.batches + 1), np.uint16)
         for batch in range(sizes.batches):
             self._among_first[batches.old_of_all(batch), batch + 1] = 1
@@ -103,55 +104,55 @@ class Content:
 
     @property
     def rows_per_step(self) -> float:
-        """That a step touches, in the mean."""
+        """The mean number of rows that a step touches."""
         return float(self._among_first[:, -1].sum()) / self._sizes.batches + _NEW
 
     def keys(self, n: int) -> Keys:
-        """All keys after n steps, sorted."""
+        """Returns all keys after n steps, sorted."""
         numbers = np.arange(1, n * _NEW + 1, dtype=np.uint64)
         return np.sort(np.concatenate([np.arange(self._sizes.rows), (numbers * np.uint64(_SPREAD)).view(np.int64)]))
 
     def rows(self, keys: Keys, n: int) -> tuple[Floats, Floats]:
-        """The one value of all elements of each key's row after n steps, and that of its accumulator's."""
+        """Returns the value of all elements of each key's row after n steps, and of its accumulator."""
         touches = self._touches(keys, n)
         self._extend(int(touches.max(initial=0)))
         first = np.where(self._is_old(keys), first_gradient(keys), 0)
         return np.stack(self._values)[touches, first], np.stack(self._sums)[touches, first]
 
     def wrong_count(self, rows: int, n: int) -> list[str]:
-        """What is wrong with a number of rows after n steps."""
+        """Returns what is wrong with a number of rows after n steps; empty: nothing."""
         expected = self._sizes.rows + n * _NEW
         return [] if rows == expected else [f"{rows} rows after step {n}, expected {expected}"]
 
-    def wrong_keys(self, found: Keys, before: int, after: int) -> list[str]:
-        """What is wrong with keys that should be those of a step from `before` to `after`."""
-        n = (len(found) - self._sizes.rows) // _NEW
+    def wrong_keys(self, keys: Keys, before: int, after: int) -> list[str]:
+        """Returns what is wrong with keys that should be those of a step from `before` to `after`; empty: nothing."""
+        n = (len(keys) - self._sizes.rows) // _NEW
         if not before <= n <= after:
-            return [f"{len(found)} keys, as after step {n}; they were read from step {before} to step {after}"]
-        if not np.array_equal(np.sort(found), self.keys(n)):
-            return [f"{len(found)} keys, but not those of step {n}"]
+            return [f"{len(keys)} keys, as after step {n}; they were read from step {before} to step {after}"]
+        if not np.array_equal(np.sort(keys), self.keys(n)):
+            return [f"{len(keys)} keys, but not those of step {n}"]
         return []
 
     def wrong_rows(self, keys: Keys, rows: Floats, n: int, accumulators: Floats | None = None) -> list[str]:
-        """What is wrong with rows, and accumulators, read as of step n."""
+        """Returns what is wrong with rows, and accumulators, that were read as of step n; empty: nothing."""
         wrong = []
         expected = self.rows(keys, n)
-        for what, values, right in zip(("rows", "accumulators"), (rows, accumulators), expected, strict=True):
+        for kind, values, right in zip(("rows", "accumulators"), (rows, accumulators), expected, strict=True):
             if values is None:
                 continue
             differ = np.flatnonzero((values != right[:, None]).any(axis=1))
             if len(differ):
                 key, elements = int(keys[differ[0]]), values[differ[0]]
                 wrong.append(
-                    f"{len(differ)} of {len(keys)} {what} are not those of step {n}. The first one, key {key}: "
+                    f"{len(differ)} of {len(keys)} {kind} are not those of step {n}. The first one, key {key}: "
                     f"{elements.min()} to {elements.max()}, expected {right[differ[0]]}; "
-                    f"that is as after {self._nearest(key, float(elements[0]), what)} touches, expected "
+                    f"that is as after {self._nearest(key, float(elements[0]), kind)} touches, expected "
                     f"{int(self._touches(keys[differ[:1]], n)[0])}"
                 )
         return wrong
 
-    def _nearest(self, key: int, value: float, what: str) -> int:
-        known = np.stack(self._values if what == "rows" else self._sums)
+    def _nearest(self, key: int, value: float, kind: str) -> int:
+        known = np.stack(self._values if kind == "rows" else self._sums)
         first = int(first_gradient(np.int64(key))) if 0 <= key < self._sizes.rows else 0  # type: ignore[arg-type]
         return int(np.abs(known[:, first] - value).argmin())
 

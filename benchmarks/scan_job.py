@@ -1,7 +1,8 @@
-"""One rank of the job of the suite `scans`: trains one table at full speed, with gradients that are known, until told.
+"""One rank of the suite `scans`: trains one table at full speed with known gradients, until it is stopped.
 
-The suite starts it in a folder for both. It writes `ready.json` there once the table has its rows, and ends when there
-is a file `stop`. Only the table is trained: a model behind it would make the job's steps longer and writing rarer.
+The suite starts both ranks in one folder. Rank 0 writes `ready.json` there when the table has its rows. The job ends
+when the folder has a file `stop`. The job trains only the table, because a model would make its steps longer and its
+writes rarer.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from benchmarks import scan_content
 from benchmarks.job_sizes import DIM
 
 _FILL = 1 << 16  # rows per step and rank
-_STEPS = 16  # between looks whether it is to stop
+_STEPS = 16  # steps after which the job checks whether to stop
 
 
 def main() -> None:
-    """Trains."""
+    """Fills the table, and trains it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -42,13 +43,13 @@ def main() -> None:
         with tf.GradientTape() as tape:
             rows = layer(keys)
         variables = layer.trainable_variables
-        wanted = tf.broadcast_to(gradients[:, None], tf.shape(rows))
+        row_gradients = tf.broadcast_to(gradients[:, None], tf.shape(rows))
         optimizer.apply_gradients(
-            list(zip(tape.gradient(rows, variables, output_gradients=wanted), variables, strict=True))
+            list(zip(tape.gradient(rows, variables, output_gradients=row_gradients), variables, strict=True))
         )
 
-    own = np.arange(ranks.rank, sizes.rows, ranks.size)
-    for part in np.array_split(own, -(-sizes.rows // (ranks.size * _FILL))):
+    own_keys = np.arange(ranks.rank, sizes.rows, ranks.size)
+    for part in np.array_split(own_keys, -(-sizes.rows // (ranks.size * _FILL))):
         step(tf.constant(part), tf.constant(scan_content.first_gradient(part), tf.float32))
     batches = scan_content.Batches(sizes)
     pids = ranks.allgather_object(os.getpid(), "bench.filled")

@@ -1,9 +1,9 @@
-"""The external process of the suite `scans`: reads a table in every way that takes long, and checks what it got.
+"""The external process of the suite `scans`: makes all long reads of a table, and checks the results.
 
-For each line on its standard input, `WHERE SECONDS`, it works for that long, or longer until what it has begun is
-complete, and prints a line of JSON. WHERE is "alone" (nothing is done), "copy" or "job". Everything that it read is
-kept and checked after the time is over, or in a pause when much has come together, so that checking costs the job
-nothing while its steps are counted.
+It reads lines `WHERE SECONDS` from its standard input. For each line, it works for that long, or until the operation
+that it has begun is complete, and prints a line of JSON. WHERE is "alone" (it only sleeps), "copy" or "job". It keeps
+everything that it reads. It checks this after the time is over, or in a pause when there is too much to keep, so that
+checking takes nothing from the job while its steps are counted.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from tf_sparse_ps import table as store
 from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.table import Report, Table
 
-_COMMIT_S = 120.0  # a job that commits nothing for so long is dead
+_COMMIT_S = 120.0  # a job that commits nothing for this long is dead
 _POLL_S = 0.0005
-_KEPT_BYTES = 2 << 30  # of results to be checked
-_NEWEST = 32  # steps whose new keys are looked up, half of them not there yet
+_KEPT_BYTES = 2 << 30  # of results that are still unchecked
+_NEWEST = 32  # a lookup reads the new keys of this many steps; half of these steps are not made yet
 
-Check = Callable[[], list[str]]  # what is wrong
+Check = Callable[[], list[str]]  # returns what is wrong
 
 
 class Place:
-    """A table, and what is done with it.
+    """A table, and the operations on it.
 
     Args:
-        path: of the table.
-        filled: the group's step when training began.
-        content: to check against.
-        folder: for files.
+        path: The path of the table.
+        filled: The group's step when training began.
+        content: The expected content.
+        folder: A folder for files.
     """
 
     def __init__(
@@ -94,55 +94,55 @@ class Place:
     def _wrong_in_file(self, path: Path) -> list[str]:
         reader = _table.ParameterFileReader(str(path))
         n = reader.info()["step"] - self._filled
-        wrong, found = self._content.wrong_count(reader.info()["n_rows"], n), []
+        wrong, keys_of_blocks = self._content.wrong_count(reader.info()["n_rows"], n), []
         for block in range(reader.blocks()):
             keys, rows, (accumulators,), _ = reader.read_block(block, True)
-            found.append(keys)
+            keys_of_blocks.append(keys)
             wrong += self._content.wrong_rows(keys, rows, n, accumulators)
         shutil.rmtree(path.parent)
-        return wrong + self._content.wrong_keys(np.concatenate(found), n, n)
+        return wrong + self._content.wrong_keys(np.concatenate(keys_of_blocks), n, n)
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The training beside.
+    """The job that trains meanwhile.
 
     Attributes:
-        table: that is trained.
-        pids: of its ranks.
+        table: The table that the job trains.
+        pids: The process ids of its ranks.
     """
 
     table: Place
     pids: Sequence[int]
 
     def await_commit(self) -> tuple[int, float]:
-        """Waits for the next step; returns it and when it was committed."""
+        """Waits for the next step; returns the step, and the time at which it was seen."""
         before, deadline = self.table.n, time.perf_counter() + _COMMIT_S
         while (step := self.table.n) == before:
             if time.perf_counter() > deadline:
-                raise TimeoutError(f"the job has made no step for {_COMMIT_S} s")
+                raise TimeoutError(f"the job has not made a step for {_COMMIT_S} s")
             time.sleep(_POLL_S)
         return step, time.perf_counter()
 
     def processor_s(self) -> float:
-        """Processor time of all ranks so far."""
+        """Returns the processor time of all ranks so far."""
         stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
-        return sum(int(one[11]) + int(one[12]) for one in stats) / os.sysconf("SC_CLK_TCK")
+        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def work(place: Place | None, job: Job, seconds: float, lookups: int) -> dict[str, Any]:
-    """Does every operation once and then lookups, again until the time is over, and checks what came.
+    """Repeats every other operation once and then `lookups` lookups, until the time is over; checks the results.
 
     Args:
-        place: to work at; None: sleep.
-        job: which goes on meanwhile.
-        seconds: at least.
-        lookups: for each other operation.
+        place: The table to work on; None: sleep.
+        job: The job that trains meanwhile.
+        seconds: The least time to work.
+        lookups: The number of lookups after the other operations.
 
     Returns:
-        The job's steps and the seconds that they took; the processor time of this process, and of the ranks, in them;
-        for each operation the seconds that each one took, and the job's steps meanwhile; the seconds that each lookup
-        was blocked or retried; errors; and what was wrong with results.
+        The job's steps and the seconds that they took; the processor time that this process, and the ranks, used in
+        them; the seconds that each operation took, and the job's steps meanwhile, by operation; the seconds for which
+        each lookup was blocked or retried; errors; and what was wrong with results.
     """
     times: dict[str, list[float]] = {}
     meanwhile: dict[str, int] = {}
@@ -194,24 +194,24 @@ def work(place: Place | None, job: Job, seconds: float, lookups: int) -> dict[st
 
 
 def _own_bytes() -> int:
-    """Memory of this process that it shares with nobody."""
+    """Returns the bytes of memory that this process shares with no other."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _blocked_s(place: Place) -> float:
-    # Not by stats(), which reads.
+    # This does not call stats(), because it reads the table.
     return float(place.table._group.counters()["read_blocked_ns_total"]) / 1e9
 
 
 def main() -> None:
     """Works until its standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="for files")
-    parser.add_argument("--job", required=True, help="table that is trained")
-    parser.add_argument("--filled", type=int, required=True, help="its step when training began")
-    parser.add_argument("--pids", type=int, nargs="+", required=True, help="of its ranks")
-    parser.add_argument("--copy", required=True, help="table of another group, as it was then")
+    parser.add_argument("--folder", type=Path, required=True, help="a folder for files")
+    parser.add_argument("--job", required=True, help="the table that is trained")
+    parser.add_argument("--filled", type=int, required=True, help="the step of that table when training began")
+    parser.add_argument("--pids", type=int, nargs="+", required=True, help="the process ids of the job's ranks")
+    parser.add_argument("--copy", required=True, help="a table of another group, with the same rows as at that step")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     sizes = scan_content.QUICK if options.quick else scan_content.FULL

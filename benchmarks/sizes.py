@@ -1,11 +1,15 @@
-"""The sizes suite: how a step grows with rows, with their width and with ids, beside copies of random rows.
+"""The sizes suite: how a step grows with rows, with their width and with ids, against copies of random rows.
 
-The copies are TensorFlow's gather of as many random rows of a dense matrix, in the same process and on the same
-threads. A step moves many more bytes: a lookup reads and writes each id's row; the backward pass reads each id's
-gradient and writes the sum for each key; the update reads that, the row and its slot, writes both, and saves both for
-the undo log. How many of them it moves in a second, beside what the copies do, says how near it is to memory's speed.
+The copies are TensorFlow's gather of the same number of random rows of a dense matrix, in the same process and on the
+same threads. A step moves many more bytes than a copy:
 
-`TFSPS_HUGE_PAGES=0 python -m benchmarks sizes` is without huge pages.
+- A lookup reads and writes each id's row.
+- The backward pass reads each id's gradient and writes the sum for each key.
+- The update reads the sum, the row and its slot, writes both, and saves both for the undo log.
+
+The bytes per second of a step, compared with those of the copies, show how close it is to the speed of memory.
+
+`TFSPS_HUGE_PAGES=0 python -m benchmarks sizes` measures without huge pages.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ import tensorflow as tf
 import tf_sparse_ps as tsps
 from benchmarks import harness, rules, steps
 
-ROWS, DIM, IDS = 1_000_000, 64, 213_000  # where they are not what grows
-NARROW = 16  # floats per row where rows grow, for room
+ROWS, DIM, IDS = 1_000_000, 64, 213_000  # in the cases where another size grows
+NARROW = 16  # floats per row in the cases where rows grow, so that they fit in memory
 STEP_PER_MILLION = "step, per million ids"
 _CALLS = 5
 # Rows, dim, ids.
@@ -33,20 +37,20 @@ _CASES = (
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """All cases, one after another."""
+    """Measures all cases, one after another."""
     cases = [(10_000, 16, 2_000), (10_000, 32, 4_000)] if options.quick else _CASES
     results = []
     for case in cases:
         results += _case(options, *case)
-        gc.collect()  # its table is removed with its layer
+        gc.collect()  # removes the layer, and its table with it
     return results
 
 
 def _case(options: harness.Options, rows: int, dim: int, count: int) -> list[harness.Result]:
     ids = harness.zipf_ids(rows, count, batches=4)
-    distinct = float(np.mean([np.unique(one).size for one in ids]))
-    next_ids = harness.Cycle([tf.constant(one) for one in ids])
-    next_gradients = harness.Cycle([tf.constant(one) for one in harness.normal_gradients(count, dim)])
+    distinct = float(np.mean([np.unique(batch).size for batch in ids]))
+    next_ids = harness.Cycle([tf.constant(batch) for batch in ids])
+    next_gradients = harness.Cycle([tf.constant(gradient) for gradient in harness.normal_gradients(count, dim)])
     layer = tsps.Embedding(None, dim)
     layer.build(None)
     look, step = steps.lookup(layer), steps.train_step(layer, rules.ours())
@@ -58,7 +62,7 @@ def _case(options: harness.Options, rows: int, dim: int, count: int) -> list[har
     next_rows = harness.Cycle([tf.constant(draw.integers(0, dense.shape[0], count)) for _ in range(4)])
     copy = tf.function(lambda numbers: tf.gather(dense, numbers))
     sizes = f"{rows:,} x {dim}, {count:,} ids ({distinct:,.0f} distinct), {huge / 2**20:,.0f} MiB in huge pages"
-    found = harness.compare(
+    results = harness.compare(
         "sizes",
         sizes,
         {
@@ -70,7 +74,7 @@ def _case(options: harness.Options, rows: int, dim: int, count: int) -> list[har
         options=options,
         calls=_CALLS,
     )
-    quartiles = {one.variant: harness.quartile(one.blocks, one.unit) for one in found}
+    quartiles = {timed.variant: harness.quartile(timed.blocks, timed.unit) for timed in results}
     row = 4 * dim
     moved = {"copies": 2 * count * row, "step": (3 * count + 8 * distinct) * row}
     rates = {name: size / quartiles[name] / 1e6 for name, size in moved.items()}  # GB/s
@@ -80,7 +84,7 @@ def _case(options: harness.Options, rows: int, dim: int, count: int) -> list[har
         return harness.Result("sizes", sizes, variant, value, value, value, unit, ratio, parameters)
 
     return [
-        *found,
+        *results,
         result("lookup, per million ids", quartiles["lookup"] * 1e6 / count, "ms"),
         result(STEP_PER_MILLION, quartiles["step"] * 1e6 / count, "ms"),
         result("copies, bytes moved", rates["copies"], "GB/s"),
@@ -89,7 +93,7 @@ def _case(options: harness.Options, rows: int, dim: int, count: int) -> list[har
 
 
 def _settled_huge_bytes(path: str) -> int:
-    """What of a table's files is mapped in huge pages, once the writer's helper has stopped to make them."""
+    """Returns the bytes of a table's files in huge pages, when the writer's helper has stopped to make them."""
     before = -1
     while (now := _huge_bytes(path)) != before:
         before = now

@@ -1,4 +1,4 @@
-"""A slow link between the host and a device, for measurements where no device has a link of its own."""
+"""A slow link between the host and a device, for machines where no device has its own link."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tf_sparse_ps.cache.link import Link
 
 
 class SlowLink(Link):
-    """A link that takes a time per byte in each direction. Copies of one direction run one after another."""
+    """A link that takes a time per byte in each direction. Copies in the same direction run one after another."""
 
     def __init__(self, bytes_per_second: float) -> None:
-        """Takes the rate of either direction."""
+        """Takes the rate of each direction."""
         self._rate = bytes_per_second
 
     def down(self, rows: tf.Tensor) -> tf.Tensor:

@@ -8,11 +8,11 @@ from tf_sparse_ps import _ops
 
 
 def start() -> None:
-    """Begins to record, up to 65,536 spans. Eager only."""
+    """Starts to record, up to 65,536 spans. It must be called eagerly."""
     _ops.lib.tsps_timeline(action="start")
 
 
 def stop() -> list[tuple[str, int, int]]:
-    """Ends recording. Returns the name, beginning and end of each span, in nanoseconds of the monotonic clock."""
+    """Stops recording; returns the name, beginning and end of each span, in nanoseconds of the monotonic clock."""
     spans = json.loads(bytes(_ops.lib.tsps_timeline(action="stop").numpy()))
     return [(name, begin, end) for name, begin, end in spans]

@@ -11,10 +11,10 @@ from benchmarks import harness, rules, steps
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Hashed against dense: our table takes any int64 key, Keras's only 0 .. 1M - 1."""
+    """Compares our hashed table, which takes any int64 key, with Keras's dense one, which takes only 0 .. 1M - 1."""
     rows, dim, count = (10_000, 64, 2_130) if options.quick else (1_000_000, 64, 213_000)
     ids = [tf.constant(batch) for batch in harness.zipf_ids(rows, count, batches=8)]
-    gradients = [tf.constant(one) for one in harness.normal_gradients(count, dim)]
+    gradients = [tf.constant(gradient) for gradient in harness.normal_gradients(count, dim)]
     next_ids, next_gradients = harness.Cycle(ids), harness.Cycle(gradients)
 
     table = tsps.Embedding(None, dim)
@@ -25,7 +25,7 @@ def run(options: harness.Options) -> list[harness.Result]:
     steps.fill(our_step, rows, dim)
 
     sizes = f"{rows:,} x {dim}, {count:,} ids ({np.unique(ids[0]).size:,} unique)"
-    found = harness.compare(
+    results = harness.compare(
         "step",
         f"lookup, {sizes}",
         {"keras, dense": lambda: keras_lookup(next_ids()), "ours, hashed": lambda: our_lookup(next_ids())},
@@ -33,7 +33,7 @@ def run(options: harness.Options) -> list[harness.Result]:
         options=options,
         calls=9,
     )
-    return found + harness.compare(
+    return results + harness.compare(
         "step",
         f"lookup + backward + Adagrad, {sizes}",
         {

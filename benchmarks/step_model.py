@@ -1,54 +1,57 @@
-"""What a step costs on a cluster, by formula: bytes that a node sends, and time.
+"""Computes the cost of a step on a cluster by formula: the bytes that a node sends, and the time.
 
-Let there be H nodes x R ranks, N = H R, and n ids per rank and step, drawn independently by Zipf's law from V rows of
-dim d. U(m), the expected number of distinct ids among m, is the sum over rows of 1 - (1 - p)^m: exact, no fit.
-One row of gradients takes 4 d bytes.
+A cluster has H nodes x R ranks, N = H R. Each rank draws n ids per step independently by Zipf's law from V rows of dim
+d. U(m) is the expected number of distinct ids among m: the sum over rows of 1 - (1 - p)^m, which is exact. One row of
+gradients takes 4 d bytes.
 
-Bytes that a node sends per step; it receives as many:
+A node sends these bytes per step, and receives as many:
 
-- Horovod's allgather is a ring over all ranks, those of a node side by side: a node sends (N - 1) / N of all that is
-  gathered, whatever R is. Its allreduce of S bytes sends 2 S (N - 1) / N. The dense weights (S) go that way always.
-- flat: (N - 1) U(n) (8 + 4 d). Every rank's unique keys (int64) with their rows.
-- hierarchical: (H - 1) K R B. Nodes gather, each of their ranks its range of the keys, in K rounds, as many as a rank's
-  gradients need to pass through its part of the window. B is a buffer of one rank and round: U(R n) / (K R) keys with
-  counts and rows of float32, bfloat16 or float16, and padding to one of 16 sizes per power of two. Keys are sorted and
-  scattered over the V rows; their differences take as many bits as the largest of 128 needs, and so do the counts (up
-  to R).
+- dense weights, always: Horovod's allreduce of S bytes sends 2 S (N - 1) / N.
+- flat: (N - 1) U(n) (8 + 4 d). Every rank's unique keys (int64) and their rows are gathered. Horovod's allgather is a
+  ring over all ranks, in which the ranks of a node are neighbours: a node sends (N - 1) / N of everything that is
+  gathered, whatever R is.
+- hierarchical: (H - 1) K R B. Nodes gather gradients, and each rank gathers its range of the keys. This takes K rounds:
+  as many as a rank's gradients need to pass through its part of the window. B is the size of the buffer of one rank and
+  round. It contains U(R n) / (K R) keys with counts and rows of float32, bfloat16 or float16, and padding to one of 16
+  sizes per power of two. Keys are sorted, and scattered over the V rows. Each of their differences takes as many bits
+  as the largest of 128 needs, and so does each count (up to R).
 - sharded: nodes own equal shares of the keys. A node pulls the rows of (H - 1) / H U(R n) keys and pushes as many
-  gradients, each of its ranks its range of the keys, to and from each of the H - 1 others on its own. Of each such pair
-  a buffer with keys, coded as above; one with rows, whose keys are told by their order; and K' with keys, counts and
+  gradients. Each of its ranks exchanges its range of the keys with each of the H - 1 other nodes. Each such pair sends
+  a buffer with keys, coded as above; one with rows, in the order of their keys; and K' buffers with keys, counts and
   gradients. K' is less than K, because a rank receives a round's gradients once, not from every node. Buffers of 16 KiB
-  and more are not padded. Rows and gradients are of float32, or both of bfloat16.
+  and more are not padded. Rows and gradients are both of float32, or both of bfloat16.
 - replicated: (N - 1) n (4 + 4 d). Horovod's IndexedSlices keep repeated ids, which Keras makes int32.
 
-Headers, acknowledgements and Horovod's negotiation are left out; so is what an idle Horovod sends, about 0.3 MB/s and
-node for up to 8 ranks, more on rank 0's node with many ranks.
+The formulas leave out headers, acknowledgements and Horovod's negotiation. They also leave out what an idle Horovod
+sends: about 0.3 MB/s and node for up to 8 ranks, and more on rank 0's node with many ranks.
 
-Time of a step is the sum of:
+The time of a step is the sum of:
 
 - own work of a rank (lookup, model, backward): `rank_ms` of a core;
-- merging, `merge_ns` of a core per gathered key, flat: N U(n) at the leader; hierarchical: R U(n), and H U(R n) that
-  arrive, both shared by the node's ranks; sharded: R U(n), and U(R n) that arrive, likewise;
-- updating at the leader, `update_ns` of a core per distinct key of all: U(N n), sharded: U(N n) / H;
-- the exchange: the bytes sent at the given rate, or copying what is received, `copy_ns` of a core per byte and
-  receiving rank, whichever takes longer. Between two peers alone (flat on 2 x 1, hierarchical on 2 nodes) there is one
-  connection, whose directions Gloo uses by turns (measured: 1.7 to 2 times as long). C such connections side by side
+- merging, `merge_ns` of a core per gathered key. flat: N U(n) keys at the leader. hierarchical: R U(n) keys, and H
+  U(R n) keys that arrive; the node's ranks share both. sharded: R U(n) keys, and U(R n) keys that arrive, shared in the
+  same way;
+- updating at the leader, `update_ns` of a core per distinct key of all ranks: U(N n); sharded: U(N n) / H;
+- the exchange: sending the bytes at the given rate, or copying the received bytes, `copy_ns` of a core per byte and
+  receiving rank, whichever takes longer. Two peers alone (flat on 2 x 1, hierarchical on 2 nodes) have one connection,
+  and Gloo uses its directions alternately (measured: 1.7 to 2 times as long). C such connections in parallel
   (hierarchical: R; sharded, where any two nodes have R: (H - 1) R) leave a direction of the cable idle whenever all of
   them send the other way: 1 / (1 - 2^-C) times as long;
-- sharded: before that the pull, whose bytes take as long as those of any exchange, and `pull_ns` of a core per key that
-  a rank looks up, to ask, to serve and to take;
-- of hierarchical's two merges and its exchange, done in K rounds beside each other, the longest, and a K-th of the
-  others; likewise of sharded's merges and push. Nothing else overlaps;
-- `latency_us` for every message that waits for the one before: N - 1 in an allgather over all ranks, K (H - 1) over
+- sharded, before the exchange: the pull. Its bytes take as long as those of any exchange, and each key that a rank
+  looks up takes `pull_ns` of a core for the request, the answer and the result;
+- hierarchical does its two merges and its exchange in K overlapping rounds: the sum has the longest of the three, and
+  a K-th of the two others. The same holds for sharded's merges and push. Nothing else overlaps;
+- `latency_us` for every message that waits for the previous one: N - 1 in an allgather over all ranks, K (H - 1) over
   nodes, 2 (N - 1) in an allreduce, 1 in an all-to-all: 2 of the pull, K' of the push. Dense gradients take one
   allreduce, or one for each bucket (`tsps.schedules.TimedBuckets`) or tensor: `operations`, one after another. Nodes
-  vote on hierarchical's and sharded's steps, in an allgather of next to nothing over all ranks.
+  vote on the steps of hierarchical and sharded, in an allgather of next to nothing over all ranks.
 
-Under `tsps.schedules.DelayedGlobal` all but own work runs beside the next steps' own work. Merging and updating need
-the same cores: a step takes these, and own work or exchange and latency, whichever are longer. It refuses sharded.
+Under `tsps.schedules.DelayedGlobal`, everything but own work overlaps with the own work of the next steps. Merging and
+updating need the same cores as own work. A step therefore takes their time, plus own work or exchange and latency,
+whichever is longer. DelayedGlobal refuses sharded tables.
 
-Work of several workers on too few cores takes proportionally longer; a worker never uses more cores than it has
-threads. Nodes are alike, none is late, and links carry the full rate in both directions at once.
+Several workers on too few cores take proportionally longer. A worker never uses more cores than it has threads. Nodes
+are alike, none is late, and links carry the full rate in both directions at once.
 """
 
 from __future__ import annotations
@@ -81,15 +84,15 @@ _UNPADDED_SPLIT = 16 << 10
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is trained.
+    """The job that is trained.
 
     Attributes:
-        rows: of the table.
-        dim: floats per row.
-        ids: per rank and step.
-        dense: floats of all dense weights.
-        exponent: of Zipf's law.
-        operations: in which a step's dense gradients are reduced.
+        rows: The number of rows of the table.
+        dim: The number of floats per row.
+        ids: The number of ids per rank and step.
+        dense: The number of floats of all dense weights.
+        exponent: The exponent of Zipf's law.
+        operations: The number of operations that reduce a step's dense gradients.
     """
 
     rows: int = job_sizes.ROWS
@@ -100,7 +103,7 @@ class Job:
     operations: int = 1
 
     def distinct(self, ranks: float) -> float:
-        """The expected number of distinct ids in a step of so many ranks."""
+        """Returns the expected number of distinct ids in a step of `ranks` ranks."""
         return _distinct(self.rows, self.exponent, self.ids * ranks)
 
 
@@ -117,16 +120,16 @@ def _distinct(rows: int, exponent: float, draws: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Where it is trained.
+    """The cluster that trains the job.
 
     Attributes:
-        nodes: machines.
-        ranks_per_node: on each.
-        mbit_per_s: what a node can send, and receive, in 10^6 bits per second.
-        cores: per node.
-        threads: per rank.
-        latency_us: of a message.
-        emulated: nodes share the cores of one.
+        nodes: The number of machines.
+        ranks_per_node: The number of ranks on each machine.
+        mbit_per_s: The rate at which a node can send, and receive, in 10^6 bits per second.
+        cores: The number of cores per node.
+        threads: The number of threads per rank.
+        latency_us: The latency of a message.
+        emulated: Whether all nodes share the cores of one.
     """
 
     nodes: int
@@ -139,16 +142,16 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return self.nodes * self.ranks_per_node
 
     def duration(self, core_s: float, workers_per_node: int, threads: int = 0) -> float:
-        """Seconds that equal work of each of a node's workers takes.
+        """Returns the seconds that equal work of each of a node's workers takes.
 
         Args:
-            core_s: of each worker, in seconds of one core.
-            workers_per_node: at the same time.
-            threads: of a worker; 0: of a rank.
+            core_s: The work of each worker, in seconds of one core.
+            workers_per_node: The number of workers that work at the same time.
+            threads: The number of threads of a worker; 0: as many as a rank has.
         """
         workers = workers_per_node * (self.nodes if self.emulated else 1)
         return core_s * max(1 / (threads or self.threads), workers / self.cores)
@@ -156,14 +159,14 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What work takes on one core, for the job's dim.
+    """The costs of work on one core, for the job's dim.
 
     Attributes:
-        rank_ms: a rank's own work per step.
-        copy_ns: per received byte, the whole way through sockets and buffers.
-        merge_ns: per gathered key.
-        update_ns: per distinct key.
-        pull_ns: per key that a rank looks up in a sharded table.
+        rank_ms: A rank's own work per step.
+        copy_ns: The cost per received byte, the whole way through sockets and buffers.
+        merge_ns: The cost per gathered key.
+        update_ns: The cost per distinct key.
+        pull_ns: The cost per key that a rank looks up in a sharded table.
     """
 
     rank_ms: float
@@ -175,7 +178,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a step, by what they go to."""
+    """The milliseconds of each part of a step."""
 
     own: float
     merge: float
@@ -186,22 +189,22 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Of the step."""
+        """The milliseconds of the step."""
         return self.own + self.pull + self.merge + self.update + self.exchange + self.latency
 
     @property
     def delayed(self) -> float:
-        """Of the step under `DelayedGlobal`."""
+        """The milliseconds of the step under `DelayedGlobal`."""
         return self.merge + self.update + max(self.own, self.exchange + self.latency)
 
 
 def sent_bytes(method: str, job: Job, cluster: Cluster) -> float:
-    """Bytes that a node sends per step, on average.
+    """Returns the bytes that a node sends per step, on average.
 
     Args:
-        method: one of `METHODS`.
-        job: what is trained.
-        cluster: where.
+        method: One of `METHODS`.
+        job: The job that is trained.
+        cluster: The cluster that trains it.
     """
     nodes, ranks = cluster.nodes, cluster.ranks
     if nodes == 1:
@@ -228,38 +231,38 @@ def _float_bytes(method: str) -> int:
 
 
 def rounds(job: Job, cluster: Cluster, owners: int = 1) -> int:
-    """In how many rounds gradients are merged between nodes.
+    """Returns the number of rounds in which nodes merge gradients.
 
     Args:
-        job: what is trained.
-        cluster: where.
-        owners: nodes that have a share of the keys each; 1: all have all.
+        job: The job that is trained.
+        cluster: The cluster that trains it.
+        owners: The number of nodes that share the keys; 1: every node has all keys.
     """
     window = exchange_window(cluster.nodes, cluster.ranks_per_node, owners) / cluster.ranks_per_node
     return int(job.distinct(1) * (8 + 4 * job.dim) / window) + 1
 
 
 def node_buffers(job: Job, cluster: Cluster, float_bytes: int) -> int:
-    """Bytes of one node's merged gradients as they are sent, those of all its ranks and rounds.
+    """Returns the bytes of one node's merged gradients as they are sent, for all its ranks and rounds.
 
     Args:
-        job: what is trained.
-        cluster: where.
-        float_bytes: per element of a row.
+        job: The job that is trained.
+        cluster: The cluster that trains it.
+        float_bytes: The number of bytes per element of a row.
     """
     buffers = cluster.ranks_per_node * rounds(job, cluster)
     return buffers * _gradient_buffer(job, cluster, buffers, float_bytes, 1)
 
 
 def push_bytes(job: Job, cluster: Cluster, float_bytes: int) -> int:
-    """Bytes of gradients that a node sends to the owners of their rows; arguments as of `node_buffers`."""
+    """Returns the bytes of gradients that a node sends to the owners of their rows; arguments as for `node_buffers`."""
     buffers = cluster.ranks_per_node * rounds(job, cluster, cluster.nodes)
-    one = _gradient_buffer(job, cluster, buffers * cluster.nodes, float_bytes, cluster.nodes)
-    return (cluster.nodes - 1) * buffers * one
+    buffer_bytes = _gradient_buffer(job, cluster, buffers * cluster.nodes, float_bytes, cluster.nodes)
+    return (cluster.nodes - 1) * buffers * buffer_bytes
 
 
 def pull_bytes(job: Job, cluster: Cluster, float_bytes: int) -> int:
-    """Bytes of keys that a node asks for, and of rows that it serves; arguments as of `node_buffers`."""
+    """Returns the bytes of keys that a node asks for, and of rows that it serves; arguments as for `node_buffers`."""
     parts = cluster.ranks_per_node * cluster.nodes
     keys = job.distinct(cluster.ranks_per_node) / parts
     asked = _buffer(keys, key_bits(keys / job.rows) + 8 / _BLOCK, 0, cluster.nodes)
@@ -268,34 +271,35 @@ def pull_bytes(job: Job, cluster: Cluster, float_bytes: int) -> int:
 
 
 def _gradient_buffer(job: Job, cluster: Cluster, buffers: int, float_bytes: int, splits: int) -> int:
-    """Bytes of one of the equal buffers into which a node's merged gradients are packed."""
+    """Returns the bytes of one of the equal buffers into which a node's merged gradients are packed."""
     keys = job.distinct(cluster.ranks_per_node) / buffers
     bits = key_bits(keys / job.rows) + (cluster.ranks_per_node - 1).bit_length() + 2 * 8 / _BLOCK
     return _buffer(keys, bits, float_bytes * job.dim, splits)
 
 
 def _buffer(keys: float, bits: float, row_bytes: int, splits: int) -> int:
-    """Bytes that are sent for keys of so many bits, and their rows."""
+    """Returns the bytes that are sent for keys of `bits` bits each, and their rows."""
     rows_begin = -(-(_HEADER + keys * bits / 8) // 64) * 64
     return padded(math.ceil(rows_begin + keys * row_bytes), splits)
 
 
 def key_bits(density: float) -> float:
-    """Expected bits of a difference of sorted keys, when a block's largest decides for all of it.
+    """Returns the expected bits of a difference of sorted keys. The largest difference of a block decides for all.
 
     Args:
-        density: share of all ids that are among the keys, at random.
+        density: The share of all ids that are among the keys, at random.
     """
     above = (1 - (1 - (1 - density) ** (2.0**width - 1)) ** _BLOCK for width in range(64))
     return float(sum(above))
 
 
 def padded(size: int, splits: int = 1) -> int:
-    """The size that is sent for so many bytes: 16 sizes from a power of two to the next, multiples of 64.
+    """Returns the size that is sent for `size` bytes: one of 16 sizes per power of two, all multiples of 64.
 
     Args:
-        size: in bytes.
-        splits: of an all-to-all; of several, those of 16 KiB and more are multiples of 64, no more.
+        size: The size in bytes.
+        splits: The number of splits of an all-to-all. If there are several, sizes of 16 KiB and more are only rounded
+            up to a multiple of 64.
     """
     if splits > 1 and size >= _UNPADDED_SPLIT:
         return -(-size // 64) * 64
@@ -306,13 +310,13 @@ def padded(size: int, splits: int = 1) -> int:
 
 
 def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime:
-    """The time of a step.
+    """Returns the time of a step.
 
     Args:
-        method: one of `TIMED`.
-        job: what is trained.
-        cluster: where.
-        costs: of work on one core.
+        method: One of `TIMED`.
+        job: The job that is trained.
+        cluster: The cluster that trains it.
+        costs: The costs of work on one core.
     """
     if method not in TIMED:
         raise ValueError(f"there is no model of the time of {method!r}. Expected: one of {', '.join(TIMED)}")
@@ -324,7 +328,7 @@ def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime
     between = 0.0
     sent = copied = sent_bytes(method, job, cluster)
     receivers, updated, merges, pull, pulled = 1, everywhere, 1, 0.0, 0.0
-    connections = 1 if ranks == 2 else 0  # between two peers that have but one
+    connections = 1 if ranks == 2 else 0  # between two peers that have only one
     if method == "flat":
         in_node = 0.0
         between = cluster.duration(ranks * own * costs.merge_ns * 1e-9, 1) if ranks > 1 else 0.0
@@ -348,7 +352,7 @@ def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime
             messages += (nodes - 1) * merges
 
     def taken(sent: float, copied: float) -> float:
-        """Seconds of an exchange; Horovod copies on a thread of its own."""
+        """Returns the seconds of an exchange. Horovod copies on its own thread."""
         wire = sent * 8 / (cluster.mbit_per_s * 1e6)
         if connections:
             wire /= 1 - 2.0**-connections
@@ -360,7 +364,7 @@ def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime
         hidden = 1 - 1 / merges
         longest = max(in_node, exchange, between)
         in_node, exchange, between = (
-            one - hidden * (0.0 if one == longest else one) for one in (in_node, exchange, between)
+            seconds - hidden * (0.0 if seconds == longest else seconds) for seconds in (in_node, exchange, between)
         )
     return StepTime(
         own=1e3 * cluster.duration(costs.rank_ms * 1e-3, per_node),
@@ -373,16 +377,16 @@ def step_time(method: str, job: Job, cluster: Cluster, costs: Costs) -> StepTime
 
 
 def calibrated(job: Job, measured: dict[int, float], *, cores: int, threads: int) -> Costs:
-    """Costs that explain the flat job's steps on one node.
+    """Returns costs that explain the steps of the flat job on one node.
 
     Args:
-        job: what was trained.
-        measured: number of ranks to milliseconds per step; two numbers at least.
-        cores: of the node.
-        threads: of all ranks together; each has at least one.
+        job: The job that was trained.
+        measured: Milliseconds per step by number of ranks, for at least two numbers of ranks.
+        cores: The number of cores of the node.
+        threads: The number of threads of all ranks together. Each rank has at least one.
 
     Raises:
-        ValueError: fewer than two numbers of ranks.
+        ValueError: `measured` has fewer than two numbers of ranks.
     """
     if len(measured) < 2:
         raise ValueError(f"a calibration needs one host with two numbers of ranks. Received: {sorted(measured)}")

@@ -1,4 +1,4 @@
-"""Lookups and training steps of a layer, as the suites time them: any library's with the same surroundings."""
+"""Lookups and training steps of a layer, as the suites time them. They are the same for every library."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _FILL = 1 << 18
 
 
 def lookup(layer: Any) -> Callable[[tf.Tensor], Any]:
-    """A traced call of `layer`."""
+    """Returns a traced call of `layer`."""
     return tf.function(lambda ids: layer(ids), reduce_retracing=True)
 
 
 def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
-    """Lookup, backward with given output gradients, update. Nothing else: no loss, no dense part.
+    """Returns a traced step: lookup, backward with given output gradients, update. It has no loss and no dense part.
 
     Args:
-        layer: any layer of ids; built. Of a layer with a list of outputs, the step's gradients are stacked.
-        optimizer: with `apply_gradients`.
+        layer: A layer of ids, which is built. If it returns a list of outputs, the step's gradients are stacked.
+        optimizer: An object with `apply_gradients`.
     """
 
     def step(ids: Any, gradients: Any) -> None:
@@ -31,14 +31,14 @@ def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
         if isinstance(rows, list):
             gradients = tf.unstack(gradients)
         gradients = tf.nest.map_structure(lambda gradient, row: tf.cast(gradient, row.dtype), gradients, rows)
-        found = tape.gradient(rows, variables, output_gradients=gradients)
-        optimizer.apply_gradients(list(zip(found, variables, strict=True)))
+        table_gradients = tape.gradient(rows, variables, output_gradients=gradients)
+        optimizer.apply_gradients(list(zip(table_gradients, variables, strict=True)))
 
     return tf.function(step, reduce_retracing=True)
 
 
 def fill(step: Callable[[Any, Any], Any], rows: int, dim: int) -> None:
-    """Brings the keys 0 .. rows - 1 into a table: rows appear when they are first trained, here with zeros."""
+    """Inserts the keys 0 .. rows - 1 into a table. Training inserts rows, so this trains them with zero gradients."""
     for start in range(0, rows, _FILL):
         keys = np.arange(start, min(start + _FILL, rows))
         step(tf.constant(keys), tf.zeros([keys.size, dim]))

@@ -1,12 +1,12 @@
-"""The job of the suite `tiers`: one rank that trains one table, in memory, tiered or in a mapped file, as it is told.
+"""The job of the suite `tiers`: one rank that trains one table, in memory, tiered or in a mapped file.
 
-The suite starts it, in a memory cgroup of its own where it is to have a limit. It fills the table, and then reads
-commands, a line of JSON each: `{"files": [...], "ahead": K, "compute_s": s, "skip": n, "steps": n}` trains the batches
-of these files, looking K batches ahead (0: not), and answers with a line of JSON: what the steps after the first `skip`
-took.
+The suite starts it, in its own memory cgroup if it has a memory limit. The job fills the table. Then it reads commands,
+one line of JSON each: `{"files": [...], "ahead": K, "compute_s": s, "skip": n, "steps": n}`. It trains the batches of
+these files, looks K batches ahead (0: it does not look ahead), and answers with a line of JSON: the times of the steps
+after the first `skip`.
 
-The model is the table alone. What else a model computes is one thread that is busy for `compute_s` in each step,
-between the look-up and the update.
+The model is the table alone. One busy thread stands for the rest of a model: it takes `compute_s` in each step, between
+the lookup and the update.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _CHUNK = bytes(1 << 16)
 
 
 def main() -> None:
-    """Fills the table and obeys."""
+    """Fills the table, and runs commands."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--storage", choices=("memory", "tiered", "mapped"), required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="on the disk")
-    parser.add_argument("--memory", type=int, default=0, help="bytes, of a tiered table")
+    parser.add_argument("--folder", type=Path, required=True, help="a folder on the disk")
+    parser.add_argument("--memory", type=int, default=0, help="bytes of memory for a tiered table")
     parser.add_argument("--rows", type=int, required=True)
-    parser.add_argument("--empty", action="store_true", help="no rows before the first step")
+    parser.add_argument("--empty", action="store_true", help="insert no rows before the first step")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
@@ -66,14 +66,14 @@ def main() -> None:
             bar.update(keys.size)
     if options.storage == "mapped":
         _advise(options.folder)
-    _say(fill_s=time.monotonic() - began, **_sizes(layer))
+    _answer(fill_s=time.monotonic() - began, **_sizes(layer))
     work = _Work(layer, model, optimizer, options.batch)
     for line in sys.stdin:
-        _say(**work(**json.loads(line)), **_sizes(layer))
+        _answer(**work(**json.loads(line)), **_sizes(layer))
 
 
 class _Work:
-    """Trains."""
+    """Trains the table."""
 
     def __init__(self, layer: Any, model: Any, optimizer: Any, batch: int) -> None:
         self._model, self._optimizer, self._batch = model, optimizer, batch
@@ -86,24 +86,24 @@ class _Work:
             with tf.control_dependencies([rows]):
                 computed = tf.numpy_function(self._compute, [], tf.bool)
             with tf.control_dependencies([computed]):
-                wanted = tf.identity(gradients)
+                output_gradients = tf.identity(gradients)
             variables = layer.trainable_variables
-            found = tape.gradient(rows, variables, output_gradients=wanted)
-            optimizer.apply_gradients(list(zip(found, variables, strict=True)))
+            table_gradients = tape.gradient(rows, variables, output_gradients=output_gradients)
+            optimizer.apply_gradients(list(zip(table_gradients, variables, strict=True)))
 
         self._step = tf.function(step, input_signature=[tf.TensorSpec([batch], tf.int64)])
 
     def _compute(self) -> np.bool_:
         ends = time.monotonic() + self._compute_s
         while time.monotonic() < ends:
-            hashlib.sha256(_CHUNK)  # without the interpreter's lock
+            hashlib.sha256(_CHUNK)  # it releases the interpreter's lock
         return np.True_
 
     def __call__(self, files: list[str], ahead: int, compute_s: float, skip: int, steps: int) -> dict[str, Any]:
-        """Trains on the first so many batches of the files, the first `skip` not counted.
+        """Trains on the first `skip + steps` batches of the files; the first `skip` are not counted.
 
         Returns:
-            Seconds of the steps, and what this process read from the disk meanwhile.
+            The seconds of the steps, and what this process read from the disk meanwhile.
         """
         self._compute_s = compute_s
         dataset = tf.data.FixedLengthRecordDataset(files, self._batch * 4)
@@ -138,12 +138,12 @@ class _Work:
 
 
 def _advise(folder: Path) -> None:
-    """Tells the kernel not to read ahead in what is mapped from a folder: the table's files."""
+    """Makes the kernel not read ahead in the mapped files of a folder, which are the table's."""
     libc = ctypes.CDLL(None, use_errno=True)
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, *_, path = line.split(maxsplit=5)
         if path.startswith(str(folder)):
-            begin, end = (int(one, 16) for one in addresses.split("-"))
+            begin, end = (int(address, 16) for address in addresses.split("-"))
             if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _RANDOM):
                 raise OSError(ctypes.get_errno(), f"madvise of {path}")
 
@@ -154,8 +154,8 @@ def _sizes(layer: Any) -> dict[str, float]:
     return {"table_bytes": stats["bytes"], "file_share": stats["bytes_on_disk"] / live if live else 0.0}
 
 
-def _say(**found: Any) -> None:
-    print(json.dumps(found), flush=True)
+def _answer(**answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

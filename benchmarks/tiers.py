@@ -1,18 +1,18 @@
-"""The tiers suite: a table of which memory has room for a part, beside the same in memory and in a mapped file.
+"""The tiers suite: a table that does not fit in its memory, against the same table in memory and in a mapped file.
 
-20 million rows of 16 floats with Adagrad, 2.5 GiB, and `memory="1GiB"` for all that is in memory of it. A step looks up
-and trains 106,496 Zipf-distributed ids; what else a model computes is one thread that is busy for 20 or 50 ms. Jobs
-take turns:
+The table has 20 million rows of 16 floats with Adagrad, 2.5 GiB, and `memory="1GiB"` for its part in memory. A step
+looks up and trains 106,496 Zipf-distributed ids. One thread that is busy for 20 or 50 ms stands for the rest of a
+model. Jobs take turns:
 
     memory        all rows in memory
-    mapped        the same, but the table's files are on the disk, and the kernel is told not to read ahead
+    mapped        the same, but the table's files are on the disk, and the kernel does not read ahead
     on demand     `tsps.Tiered`
     ahead K       `tsps.Tiered` and `tsps.lookahead` with passes of K batches
-    with room     `tsps.Tiered`, `memory` for all rows: what it costs where nothing has to be on the disk
+    with room     `tsps.Tiered`, with `memory` for all rows: the cost where no row has to be on the disk
 
-The mapped job and the tiered one have a memory limit: what the tiered job takes beside its table, measured with one
-that has room for all rows and begins empty, and 1 GiB. That needs root, and control groups. Where they are missing,
-only the tiered job runs beside the one in memory.
+The mapped job and the tiered one have a memory limit: 1 GiB, plus what the tiered job takes in addition to its table.
+The suite measures the latter with a tiered job that has memory for all rows and begins empty. The limit needs root and
+control groups. Where these are missing, the suite runs only the tiered job and the one in memory.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from benchmarks.job_sizes import EXPONENT
 _PACKAGE = Path(tf_sparse_ps.__file__).absolute().parents[1]
 _GIB = 1 << 30
 _PER_FILE = 64  # batches
-_LEAST_STEPS = 64  # that are timed in a block
+_LEAST_STEPS = 64  # the least number of timed steps in a block
 _MAPPED_STEPS = 12
-_BYTES_WITH_ROOM = 300  # a row in memory takes 198 and 12, and a sixth of all is for what is read
-_SETTLE = 512  # batches before the first block: which rows are frequent shows
+_BYTES_WITH_ROOM = 300  # per row: 198 and 12 bytes in memory, and a sixth of all memory holds rows that are being read
+_SETTLE = 512  # batches before the first block, after which the store knows the frequent rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Sizes:
     passes: Sequence[int]
     compute_s: Sequence[float]
     settle: int
-    spare: int = 0  # bytes beside what the limit allows: of a small one the store keeps a part free
+    spare: int = 0  # bytes above the limit, because the store keeps a part of a small limit free
 
 
 _FULL = _Sizes(20_000_000, 106_496, _GIB, (0, 8, 32, 64), (0.02, 0.05), _SETTLE)
@@ -61,7 +61,7 @@ _QUICK = _Sizes(600_000, 4096, 64 << 20, (0, 8), (0.005,), 8, 64 << 20)
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Times of steps, and what was read from the disk for them; the disk's own rates."""
+    """Measures times of steps, their reads from the disk, and the disk's own rates."""
     sizes = _QUICK if options.quick else _FULL
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsps-tiers-", dir="/var/tmp")))
@@ -75,23 +75,23 @@ def run(options: harness.Options) -> list[harness.Result]:
         jobs["with room"] = stack.enter_context(
             _Job(folder, "tiered", sizes, options.threads, limit=None, memory=sizes.rows * _BYTES_WITH_ROOM)
         )
-        found = _take_turns(jobs, sizes, batches, options.blocks)
+        answers = _take_turns(jobs, sizes, batches, options.blocks)
         peaks = {storage: jobs[storage].peak for storage in jobs}
-    return [*_disk(rates), *_report(found, sizes), *_memory(peaks, limit, sizes)]
+    return [*_disk(rates), *_report(answers, sizes), *_memory(peaks, limit, sizes)]
 
 
 class _Batches:
-    """Files of batches, each of them handed out once."""
+    """Files of batches, each of which is handed out once."""
 
     def __init__(self, folder: Path, sizes: _Sizes) -> None:
         self._folder, self._sizes, self._made = folder, sizes, 0
 
     def take(self, batches: int) -> list[str]:
-        """Enough files."""
+        """Returns enough files for a number of batches."""
         return [self._make() for _ in range(-(-batches // _PER_FILE))]
 
     def _make(self) -> str:
-        """A file with int32[_PER_FILE, batch] ids."""
+        """Makes a file with int32[_PER_FILE, batch] ids."""
         rows, exponent = self._sizes.rows, 1 - EXPONENT
         draw = np.random.default_rng(self._made).random((_PER_FILE, self._sizes.batch))
         ranks = (draw * (rows**exponent - 1) + 1) ** (1 / exponent) - 1
@@ -153,11 +153,11 @@ class _Job:
 
     @property
     def peak(self) -> int:
-        """Bytes of memory; 0: not watched."""
+        """The most bytes of memory so far; 0: memory is not watched."""
         return self._group.peak if self._group else 0
 
     def __call__(self, **command: Any) -> dict[str, Any]:
-        """Trains, as `tier_job` says."""
+        """Sends a command to `tier_job`; returns the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -169,12 +169,12 @@ class _Job:
         if not line:
             status = self._process.wait()
             raise RuntimeError(f"the job {self._storage} ended with {status}:\n{self._log.read_text()[-3000:]}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def _limit(folder: Path, sizes: _Sizes, threads: int, batches: _Batches) -> int | None:
-    """What the tiered job takes beside its table, and what the table may take."""
+    """Returns the memory limit: what the tiered job takes in addition to its table, and what the table may take."""
     longest = max(sizes.passes)
     try:
         with _Job(folder, "tiered", sizes, threads, limit=None, empty=True) as job:
@@ -190,13 +190,13 @@ def _limit(folder: Path, sizes: _Sizes, threads: int, batches: _Batches) -> int 
 def _take_turns(
     jobs: Mapping[str, _Job], sizes: _Sizes, batches: _Batches, blocks: int
 ) -> dict[tuple[str, float], list[dict[str, Any]]]:
-    """What the jobs answered, by variant and computing time."""
+    """Returns the jobs' answers, by variant and computing time."""
     variants = {"memory": ("memory", 0), "mapped": ("mapped", 0)}
     variants["with room"] = ("with room", 0)
     variants |= {f"ahead {k}" if k else "on demand": ("tiered", k) for k in sizes.passes}
-    variants = {name: one for name, one in variants.items() if one[0] in jobs}
+    variants = {name: variant for name, variant in variants.items() if variant[0] in jobs}
     jobs["tiered"](files=batches.take(sizes.settle), ahead=sizes.passes[-1], compute_s=0.0, skip=0, steps=sizes.settle)
-    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    answers_by_case: dict[tuple[str, float], list[dict[str, Any]]] = {}
     total = blocks * len(variants) * len(sizes.compute_s)
     with tqdm(total=total, desc="tiers", unit=" blocks", delay=2, disable=None) as bar:
         for turn in range(blocks):
@@ -209,33 +209,39 @@ def _take_turns(
                     answer = jobs[storage](files=files, ahead=ahead, compute_s=compute_s, skip=skip, steps=steps)
                     for file in files:
                         Path(file).unlink()
-                    found.setdefault((name, compute_s), []).append(answer)
+                    answers_by_case.setdefault((name, compute_s), []).append(answer)
                     bar.update()
-    return found
+    return answers_by_case
 
 
-def _report(found: Mapping[tuple[str, float], Sequence[Mapping[str, Any]]], sizes: _Sizes) -> list[harness.Result]:
-    what = f"{sizes.rows:,} rows, {sizes.memory / _GIB:.2g} GiB"
+def _report(
+    answers_by_case: Mapping[tuple[str, float], Sequence[Mapping[str, Any]]], sizes: _Sizes
+) -> list[harness.Result]:
+    label = f"{sizes.rows:,} rows, {sizes.memory / _GIB:.2g} GiB"
     results = []
     for compute_s in sizes.compute_s:
-        blocks = {name: answers for (name, seconds), answers in found.items() if seconds == compute_s}
-        times = {name: [statistics.fmean(one["times"]) * 1e3 for one in answers] for name, answers in blocks.items()}
-        case = f"step, {what}, {compute_s * 1e3:.0f} ms computing"
+        blocks = {name: answers for (name, seconds), answers in answers_by_case.items() if seconds == compute_s}
+        times = {
+            name: [statistics.fmean(answer["times"]) * 1e3 for answer in answers] for name, answers in blocks.items()
+        }
+        case = f"step, {label}, {compute_s * 1e3:.0f} ms computing"
         results += harness.summarize("tiers", case, times, peer="memory", unit="ms")
         if "mapped" in times:
-            results += harness.summarize("tiers", case + ", beside mapped", times, peer="mapped", unit="ms")
+            results += harness.summarize("tiers", case + ", against mapped", times, peer="mapped", unit="ms")
         tiered = {name: answers for name, answers in blocks.items() if name not in ("memory", "mapped", "with room")}
 
         def each(figure: Any, answers: Mapping[str, Sequence[Mapping[str, Any]]] = tiered) -> dict[str, list[float]]:
-            return {name: [figure(one) for one in of] for name, of in answers.items()}
+            return {
+                name: [figure(answer) for answer in answers_of_variant] for name, answers_of_variant in answers.items()
+            }
 
         for figure, values, unit in (
-            ("rows read per step", each(lambda one: one["read"] / len(one["times"])), ""),
-            ("of them late", each(lambda one: one["late"] / len(one["times"])), ""),
-            ("read from the disk", each(lambda one: one["disk_bytes"] / 1e6 / len(one["times"])), "MB/step"),
-            ("steps wait for rows", each(lambda one: one["waited_s"] * 1e3 / len(one["times"])), "ms"),
-            ("reading ahead", each(lambda one: one["staged_s"] * 1e3 / len(one["times"])), "ms/step"),
-            ("files of records, of their live bytes", each(lambda one: one["file_share"]), ""),
+            ("rows read per step", each(lambda answer: answer["read"] / len(answer["times"])), ""),
+            ("of them late", each(lambda answer: answer["late"] / len(answer["times"])), ""),
+            ("read from the disk", each(lambda answer: answer["disk_bytes"] / 1e6 / len(answer["times"])), "MB/step"),
+            ("steps wait for rows", each(lambda answer: answer["waited_s"] * 1e3 / len(answer["times"])), "ms"),
+            ("reading ahead", each(lambda answer: answer["staged_s"] * 1e3 / len(answer["times"])), "ms/step"),
+            ("files of records / their live bytes", each(lambda answer: answer["file_share"]), ""),
         ):
             results += harness.summarize("tiers", f"{figure}, {compute_s * 1e3:.0f} ms", values, peer=None, unit=unit)
     return results

@@ -1,14 +1,15 @@
-"""What goes on at the same time: pictures of some steps, of ranks on two emulated hosts (as root), or of one process.
+"""Draws what happens at the same time in some steps, on ranks of two emulated hosts (as root), or in one process.
 
-`python -m benchmarks.timeline --plot FILE` runs the job of the suite `cluster` on 2 hosts x 2 ranks, records some steps
-in all ranks, draws them, and prints for what share of the time in which sparse gradients were on the wire each rank was
-inside merging or reducing others, waits for the other rank of its host included.
+`python -m benchmarks.timeline --plot FILE` runs the job of the suite `cluster` on 2 hosts x 2 ranks, and records and
+draws some steps of all ranks. For each rank it prints a share of the time in which sparse gradients were on the wire:
+the share in which the rank was merging or reducing other gradients, or waiting for the other rank of its host in doing
+so.
 
-`--delayed` runs the dense job of the suite `delayed` on 2 hosts x 1 rank instead, and prints for what share of the time
-in which global gradients were on the wire each rank was computing.
+`--delayed` runs the dense job of the suite `delayed` on 2 hosts x 1 rank instead. It prints the share of the time with
+global gradients on the wire in which each rank was computing.
 
-`--cache` runs one process with a device cache and a slow link, and prints for what share of the time in which rows were
-on their way to the device steps went on.
+`--cache` runs one process with a device cache and a slow link. It prints the share of the time with rows on their way
+to the device in which steps were running.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _JOB_S = 600.0
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What is drawn.
+    """A selection of spans to draw.
 
     Attributes:
-        rows: of the picture in each rank, from the top; a span is in the first whose word its name has.
-        wire: the row of what is sent.
-        work: rows of what is done meanwhile.
-        words: what is printed: milliseconds on the wire, and the share of them with work.
+        rows: The rows of the picture of each rank, from the top, by words. A span is in the row of the first word that
+            its name contains.
+        wire: The row of spans that send.
+        work: The rows of work that may overlap with sending.
+        words: The format of the printed text: milliseconds on the wire, and the share of them with work.
     """
 
     rows: Mapping[str, str]
@@ -44,7 +46,7 @@ class View:
     words: str
 
     def row_of(self, name: str) -> str | None:
-        """The row of a span, or None: it is none of a step."""
+        """Returns the row of a span, or None if the span is not drawn."""
         return next((row for word, row in self.rows.items() if word in name), None)
 
 
@@ -69,7 +71,7 @@ _CACHE = View(
         "read for the cache": "read rows ahead",
         "link down": "rows to the device",
         "step": "step",
-        "find in the cache": "look-up",
+        "find in the cache": "lookup",
         "plan the cache": "plan",
         "link up": "rows to the host",
         "apply": "commit",
@@ -89,13 +91,13 @@ _DELAYED = View(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.timeline", description=__doc__)
-    parser.add_argument("--mbit", type=float, default=harness.Cluster().mbit_per_s, help="per second and host")
-    parser.add_argument("--steps", type=int, default=2, help="drawn (default: 2)")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--delayed", action="store_true", help="of DelayedGlobal(staleness=1)")
-    what.add_argument("--cache", action="store_true", help="of a device cache that looks one batch ahead")
-    parser.add_argument("--plot", type=Path, required=True, help="PNG to write")
-    parser.add_argument("--quick", action="store_true", help="small sizes: does it run?")
+    parser.add_argument("--mbit", type=float, default=harness.Cluster().mbit_per_s, help="Mbit/s per host")
+    parser.add_argument("--steps", type=int, default=2, help="steps to draw (default: 2)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--delayed", action="store_true", help="draw DelayedGlobal(staleness=1)")
+    kind.add_argument("--cache", action="store_true", help="draw a device cache that looks one batch ahead")
+    parser.add_argument("--plot", type=Path, required=True, help="the PNG to write")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that the program runs")
     options = parser.parse_args(argv)
     if options.cache:
         return _draw_cache(options)
@@ -117,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _draw_cache(options: argparse.Namespace) -> int:
-    from benchmarks import cache  # TensorFlow, which the ranks' parent does without
+    from benchmarks import cache  # imports TensorFlow, which the ranks' parent does not need
 
     spans, rate = cache.record(options.steps, quick=options.quick)
     sending, worked = overlap(spans, _CACHE)
@@ -128,12 +130,12 @@ def _draw_cache(options: argparse.Namespace) -> int:
 
 
 def record(mbit_per_s: float, steps: int, *, quick: bool) -> list[Spans]:
-    """The spans of every rank.
+    """Returns the spans of every rank.
 
     Args:
-        mbit_per_s: of each host.
-        steps: to record.
-        quick: small sizes.
+        mbit_per_s: The rate of each host.
+        steps: The number of steps to record.
+        quick: Whether to use small sizes.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
@@ -145,28 +147,28 @@ def record(mbit_per_s: float, steps: int, *, quick: bool) -> list[Spans]:
 
 
 def record_delayed(mbit_per_s: float, *, quick: bool) -> list[Spans]:
-    """The spans of every rank of a delayed job: five steps.
+    """Returns the spans of every rank of a delayed job, which makes five steps.
 
     Args:
-        mbit_per_s: of each host.
-        quick: small sizes.
+        mbit_per_s: The rate of each host.
+        quick: Whether to use small sizes.
     """
     options = harness.Options(quick=quick)
-    found = delayed.job(("delayed-1",), [], options, mbit_per_s, blocks=1, record="delayed-1")
-    return [[(name, begin, end) for name, begin, end in rank] for rank in found["spans"]]
+    figures = delayed.job(("delayed-1",), [], options, mbit_per_s, blocks=1, record="delayed-1")
+    return [[(name, begin, end) for name, begin, end in rank] for rank in figures["spans"]]
 
 
 def overlap(spans: Spans, view: View) -> tuple[float, float]:
-    """Milliseconds in which gradients were on the wire, and those of them with work."""
+    """Returns the milliseconds in which gradients were on the wire, and those of them with work."""
     sending = [(begin, end) for name, begin, end in spans if view.row_of(name) == view.wire]
     working = [(begin, end) for name, begin, end in spans if view.row_of(name) in view.work]
-    # Neither overlaps with its own kind: one after another.
+    # Spans of the same kind do not overlap each other.
     common = sum(max(0, min(s[1], w[1]) - max(s[0], w[0])) for s in sending for w in working)
     return sum(end - begin for begin, end in sending) / 1e6, common / 1e6
 
 
 def draw(ranks: Sequence[Spans], titles: Sequence[str], path: Path, view: View) -> None:
-    """Draws the spans, a row for each kind and rank, one rank under the other, each with its title."""
+    """Draws the spans, with a row for each kind and rank. Each rank has its own panel with a title."""
     import matplotlib
 
     matplotlib.use("Agg")

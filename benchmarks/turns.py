@@ -1,4 +1,4 @@
-"""Whose turn it is to work, where several processes measure one after another: see `benchmarks.against`."""
+"""Turns of several processes that measure one after another: see `benchmarks.against`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from typing import IO, Protocol
 
 
 class Turns(Protocol):
-    """What a suite asks before each of its blocks."""
+    """Waits for this process's turn. A suite calls it before each of its blocks."""
 
     def next(self) -> None:
         """Ends this process's turn, and returns when the next one begins."""
 
 
 class Alone:
-    """No other process measures."""
+    """The turns of a process that measures alone."""
 
     def next(self) -> None:
         """Returns at once."""
 
 
 class Baton:
-    """Turns that another process gives.
+    """Turns that another process controls.
 
     Args:
-        out: where "ready" is written when a turn ends.
-        back: where a line comes when the next one begins.
+        out: The stream on which "ready" is written when a turn ends.
+        back: The stream on which a line arrives when the next turn begins.
     """
 
     def __init__(self, out: IO[str], back: IO[str]) -> None:
         self._out, self._back = out, back
 
     def next(self) -> None:
-        """As `Turns.next`.
+        """See `Turns.next`.
 
         Raises:
-            SystemExit: there will be no other turn: who gives them is gone.
+            SystemExit: There is no other turn, because the controlling process has closed the stream.
         """
         print("ready", file=self._out, flush=True)
         if not self._back.readline():

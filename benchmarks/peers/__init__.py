@@ -1,8 +1,8 @@
-"""A suite's work by other libraries and by ours, by turns: `python -m benchmarks step --peers`, or `layers --peers`.
+"""A suite's work by other libraries and by ours, in turns: `python -m benchmarks step --peers`, or `layers --peers`.
 
-Each peer is a process with an interpreter of its own, because no environment holds them all (`make bench-peers` sets
-them up). One works at a time, as under `--against`, in another order each turn. All have the same ids, the same
-gradients and as many threads. A peer that is not installed is left out, and the report says so.
+Each peer is a process with its own interpreter, because no environment holds them all (`make bench-peers` sets them
+up). As with `--against`, only one works at a time, and their order changes every turn. All have the same ids, the same
+gradients and the same number of threads. A peer that is not installed is left out, and the report mentions it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from benchmarks import against, harness
 
 ROOT = Path(__file__).absolute().parents[2]
 LOOKUP, STEP = "lookup", "lookup + backward + update"
-Calls = tuple[Callable[[], Any], Callable[[], Any]]  # that do a lookup, and a step, of the next batch
+Calls = tuple[Callable[[], Any], Callable[[], Any]]  # make a lookup, and a step, of the next batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What every peer does.
+    """The work of every peer.
 
     Attributes:
-        rows, dim: of each table.
-        ids: batches; int64[ids], or int64[tables, ids] for several tables.
-        gradients: of the outputs; float32, of a shape with `dim` more.
-        threads: to work on.
+        rows, dim: The size of each table.
+        ids: Batches of int64[ids], or int64[tables, ids] for several tables.
+        gradients: Gradients of the outputs, float32, with the shape of the ids and `dim`.
+        threads: The number of threads.
     """
 
     rows: int
@@ -44,15 +44,15 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Who does the work.
+    """A library that does the work.
 
     Attributes:
-        name: in the report.
-        venv: folder of its environment in the checkout; None: this interpreter's.
-        module: of this package, with `one_table` or `many_tables`, whichever its suite needs.
-        arguments: what that is given, after the work.
-        needs: a package without which it is not installed.
-        beside: the one of ours that does the same work.
+        name: The name in the report.
+        venv: The folder of its environment in the checkout; None: this interpreter's environment.
+        module: The module of this package, with `one_table` or `many_tables`, whichever its suite needs.
+        arguments: The arguments of that function, after the work.
+        needs: A package of the environment, without which the peer is not installed.
+        beside: The name of our peer that does the same work.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Peer:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The interpreter of the peer."""
         return Path(sys.executable) if self.venv is None else ROOT / self.venv / "bin" / "python"
 
     def installed(self) -> bool:
-        """Whether it can be run."""
+        """Whether the peer can be run."""
         if self.venv is None:
             return importlib.util.find_spec(self.needs) is not None
         return any((ROOT / self.venv).glob(f"lib/python*/site-packages/{self.needs}"))
@@ -102,7 +102,7 @@ PEERS: dict[str, tuple[Peer, ...]] = {
 
 
 class PeerSide(against.Side):
-    """The process of a peer; a context, which ends it."""
+    """The process of a peer. It is a context manager, which ends the process."""
 
     def __init__(self, suite: str, peer: Peer, options: harness.Options) -> None:
         command = [str(peer.python), "-m", "benchmarks.peers.program", suite, peer.name, peer.module, *peer.arguments]
@@ -115,36 +115,36 @@ def report(suite: str, options: harness.Options, path: Path | None) -> None:
     peers = [peer for peer in PEERS[suite] if peer.installed()]
     for peer in PEERS[suite]:
         if peer not in peers:
-            print(f"{peer.name}: left out, {peer.venv} is not there (make bench-peers)", flush=True)
-    found = run(suite, peers, options)
+            print(f"{peer.name}: left out, because {peer.venv} is not installed (make bench-peers)", flush=True)
+    results = run(suite, peers, options)
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    print("By turns; a figure is the lower quartile of the blocks, a ratio that of ours to the peer's.")
-    print(table(suite, found), end="\n\n")
+    print("In turns. A figure is the lower quartile of the blocks. A ratio is our figure divided by the peer's.")
+    print(table(suite, results), end="\n\n")
     path = path or Path(f"build/benchmarks/{suite}-peers.json")
-    harness.save(path, machine, options, found)
+    harness.save(path, machine, options, results)
     print(path)
 
 
 def run(suite: str, peers: Sequence[Peer], options: harness.Options) -> list[harness.Result]:
-    """The work by each peer, by turns."""
+    """Measures the work of each peer, in turns."""
     with contextlib.ExitStack() as stack:
         sides = [stack.enter_context(PeerSide(suite, peer, options)) for peer in peers]
         against.play(sides)
         return [result for side in sides for result in side.figures()[0]]
 
 
-def table(suite: str, found: Sequence[harness.Result]) -> str:
-    """The results as Markdown."""
-    lines = ["| variant | lookup | step | lowest - highest step | lookup, ours to it | step, ours to it |"]
+def table(suite: str, results: Sequence[harness.Result]) -> str:
+    """Formats the results as Markdown."""
+    lines = ["| variant | lookup | step | lowest - highest step | lookup, ours / peer | step, ours / peer |"]
     lines.append("|---|---:|---:|---|---:|---:|")
-    by = {(one.variant, one.case): one for one in found}
+    result_of = {(result.variant, result.case): result for result in results}
     beside = {peer.name: peer.beside for peer in PEERS[suite]}
 
     def figure(name: str, case: str) -> float:
-        return harness.quartile(by[name, case].blocks, by[name, case].unit)
+        return harness.quartile(result_of[name, case].blocks, result_of[name, case].unit)
 
-    for name in dict.fromkeys(one.variant for one in found):
-        step, ours = by[name, STEP], beside[name]
+    for name in dict.fromkeys(result.variant for result in results):
+        step, ours = result_of[name, STEP], beside[name]
         ratios = ["" if name == ours else f"{figure(ours, case) / figure(name, case):.2f}" for case in (LOOKUP, STEP)]
         lines.append(
             f"| {name} | {harness.number(figure(name, LOOKUP))} ms | {harness.number(figure(name, STEP))} ms "

@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embedding on the CPU, whose backward pass is the update."""
+"""FBGEMM's table-batched embedding on the CPU. Its backward pass includes the update."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks.peers import Calls, Work
 
 
 def one_table(work: Work, rule: str) -> Calls:
-    """Lookup and step; a bag for each id.
+    """Makes the calls of lookup and step, with a bag for each id.
 
     Args:
-        work: what to do.
-        rule: name of an EmbOptimType.
+        work: The work.
+        rule: The name of an EmbOptimType.
     """
     torch.set_num_threads(work.threads)
     table = SplitTableBatchedEmbeddingBagsCodegen(
@@ -29,8 +29,8 @@ def one_table(work: Work, rule: str) -> Calls:
         pooling_mode=PoolingMode.SUM,
     )
     offsets = torch.arange(len(work.ids[0]) + 1)
-    next_ids = harness.Cycle([torch.from_numpy(one) for one in work.ids])
-    next_gradients = harness.Cycle([torch.from_numpy(one) for one in work.gradients])
+    next_ids = harness.Cycle([torch.from_numpy(batch) for batch in work.ids])
+    next_gradients = harness.Cycle([torch.from_numpy(batch) for batch in work.gradients])
 
     def look() -> None:
         with torch.no_grad():

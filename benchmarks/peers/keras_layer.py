@@ -9,7 +9,7 @@ from benchmarks.peers import Calls, Work, tensorflow_work
 
 
 def one_table(work: Work) -> Calls:
-    """Lookup and step."""
+    """Makes the calls of lookup and step, on one table."""
     tensorflow_work.set_threads(work.threads)
     layer = keras.layers.Embedding(work.rows, work.dim)
     layer.build(None)
@@ -17,7 +17,7 @@ def one_table(work: Work) -> Calls:
 
 
 def many_tables(work: Work) -> Calls:
-    """The same of a layer for each feature."""
+    """Makes the calls of lookup and step, on a layer for each feature."""
     tensorflow_work.set_threads(work.threads)
     layer = features.SeparateLayers(lambda _: keras.layers.Embedding(work.rows, work.dim))
     layer.build(work.ids[0].shape)

@@ -1,4 +1,4 @@
-"""tf_sparse_ps.Embedding and EmbeddingCollection."""
+"""The peers of tf_sparse_ps: `Embedding` and `EmbeddingCollection`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from benchmarks.peers import Calls, Work, tensorflow_work
 
 
 def one_table(work: Work, rule: str, dtype: str = "float32", policy: str = "float32") -> Calls:
-    """Lookup and step of an unbounded table that has all rows.
+    """Makes the calls of lookup and step, on an unbounded table that has all rows.
 
     Args:
-        work: what to do.
+        work: The work.
         rule: "adagrad" or "rowwise_adagrad".
-        dtype: of the rows.
-        policy: of the layer.
+        dtype: The dtype of the rows.
+        policy: The dtype policy of the layer.
     """
     tensorflow_work.set_threads(work.threads)
     table = tsps.TableConfig("peer", work.dim, dtype=dtype)
@@ -26,7 +26,7 @@ def one_table(work: Work, rule: str, dtype: str = "float32", policy: str = "floa
 
 
 def many_tables(work: Work, kind: str) -> Calls:
-    """The same of many unbounded tables: "collection", or "separate" layers."""
+    """Makes the calls of lookup and step, on many unbounded tables: a "collection", or "separate" layers."""
     tensorflow_work.set_threads(work.threads)
     layer = layers.Collection() if kind == "collection" else layers.separate_layers()
     layer.build(work.ids[0].shape)

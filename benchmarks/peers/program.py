@@ -1,4 +1,4 @@
-"""What a peer's process runs: `python -m benchmarks.peers.program SUITE NAME MODULE ARGUMENT...`, by `PeerSide`."""
+"""A peer's process, which `PeerSide` starts: `python -m benchmarks.peers.program SUITE NAME MODULE ARGUMENT...`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from benchmarks import against, feature_sizes, harness, peers
 
 
 def one_table(options: harness.Options) -> peers.Work:
-    """The work of the suite `step`."""
+    """Returns the work of the suite `step`."""
     rows, dim, count = (10_000, 64, 2_130) if options.quick else (1_000_000, 64, 213_000)
     ids = harness.zipf_ids(rows, count, batches=8)
     return peers.Work(rows, dim, ids, harness.normal_gradients(count, dim), options.threads)
 
 
 def many_tables(options: harness.Options) -> peers.Work:
-    """The work of the suite `layers`."""
+    """Returns the work of the suite `layers`."""
     rows, dim, shape = feature_sizes.ROWS, feature_sizes.DIM, (feature_sizes.FEATURES, feature_sizes.IDS)
     ids = harness.feature_ids(*shape, rows, batches=8)
     return peers.Work(rows, dim, ids, harness.normal_gradients(*shape, dim), options.threads)
 
 
-# By suite: the work, the function of a peer's module that does it, and its calls in a block.
+# Each suite's work, the function of a peer's module that does it, and the number of calls in a block.
 SUITES: dict[str, tuple[Any, str, int]] = {
     "step": (one_table, "one_table", 9),
     "layers": (many_tables, "many_tables", 50),
@@ -33,11 +33,11 @@ SUITES: dict[str, tuple[Any, str, int]] = {
 
 
 def measure(options: harness.Options) -> tuple[list[harness.Result], dict[str, str]]:
-    """Both cases in each turn, lookups first."""
+    """Measures both cases in each turn, lookups first."""
     suite, name, module, *arguments = sys.argv[1:]
     make_work, function, calls = SUITES[suite]
-    does = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)
-    cases = dict(zip((peers.LOOKUP, peers.STEP), does(make_work(options), *arguments), strict=True))
+    make_calls = getattr(importlib.import_module(f"benchmarks.peers.{module}"), function)
+    cases = dict(zip((peers.LOOKUP, peers.STEP), make_calls(make_work(options), *arguments), strict=True))
     for call in cases.values():
         for _ in range(3):
             call()

@@ -1,4 +1,4 @@
-"""The Keras layer of tensorflow-recommenders-addons, with its wrapper of an optimizer."""
+"""The Keras layer of tensorflow-recommenders-addons, with the optimizer wrapper of that library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.peers import Calls, Work, tensorflow_work
 
 
 def one_table(work: Work) -> Calls:
-    """Lookup and step of a table that has all rows."""
+    """Makes the calls of lookup and step, on a table that has all rows."""
     tensorflow_work.set_threads(work.threads)
     layer = de.keras.layers.Embedding(
         work.dim,

@@ -34,7 +34,7 @@ def _fork(attack: Callable[[], object]) -> int:
 
 
 def attack(function: Callable[[], object]) -> bool:
-    """Runs a function as the other user, to its end.
+    """Runs a function as the other user, and waits until it ends.
 
     Returns:
       Whether it ended without an exception.
@@ -45,7 +45,7 @@ def attack(function: Callable[[], object]) -> bool:
 
 @contextlib.contextmanager
 def attacking(function: Callable[[], object]) -> Iterator[None]:
-    """Runs a function as the other user beside the block, and kills it at the end."""
+    """Runs a function as the other user during the block, and kills it at the end."""
     pid = _fork(function)
     try:
         yield

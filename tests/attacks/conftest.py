@@ -1,4 +1,4 @@
-"""Attacks of another local user. Only root can run as another user; `make nightly` needs root for them."""
+"""Attacks by another local user. Only root can run as another user, so `make nightly` needs root for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that everybody can write, as /tmp, with a folder `home` that only its owner can enter."""
+    """A folder like /tmp that everybody can write, with a folder `home` that only its owner can enter."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = Path(folder)
         path.chmod(0o1777)

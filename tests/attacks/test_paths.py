@@ -1,4 +1,4 @@
-"""Another local user prepares or exchanges what the library opens, creates and removes."""
+"""Another local user prepares or exchanges files that the library opens, creates and removes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tf_sparse_ps.folders import PROBE, Folder, Trust
 from tf_sparse_ps.node import job_folder
 from tf_sparse_ps.table.path_claim import claimed
 
-GROUP = "0" * 32 + "-n0"  # a leftover of an unnamed job, by its name
+GROUP = "0" * 32 + "-n0"  # a name that marks the folder as a leftover of an unnamed job
 SOON_S = 20.0
 
 
 def soon(call: Callable[[], object]) -> BaseException | None:
-    """Calls a function in a thread; returns its exception.
+    """Calls a function in a thread, and returns its exception.
 
     Raises:
-      TimeoutError: It does not return soon: something blocks it.
+      TimeoutError: The function is blocked and does not return soon.
     """
     outcome: list[BaseException | None] = []
 
@@ -70,10 +70,10 @@ def test_a_folder_of_the_other_user_holds_no_rows(public: Path) -> None:
 
 
 def test_a_folder_that_is_exchanged_for_a_link_while_leftovers_are_removed(public: Path) -> None:
-    """The other user waits until the job opens the leftover, and then puts a link to the victim's home in its place."""
+    """The other user waits until the job opens the leftover, and then replaces it by a link to the victim's home."""
     disk, target = public / "tables", public / "home"
     disk.mkdir()
-    disk.chmod(0o777)  # a careless user: it is refused, whatever is in it
+    disk.chmod(0o777)  # the folder is refused, whatever it contains
 
     def exchange() -> None:
         leftover = disk / GROUP / "thesis"
@@ -93,7 +93,7 @@ def test_a_folder_that_is_exchanged_for_a_link_while_leftovers_are_removed(publi
         while not (disk / "ready").exists():
             time.sleep(0.01)
         assert isinstance(soon(lambda: tiered(public, disk)), AccessError)
-        disk.chmod(0o1777)  # now nobody can rename what others have, but the leftover is the attacker's own
+        disk.chmod(0o1777)  # now nobody can rename files of others, but the leftover belongs to the attacker
         soon(lambda: tiered(public, disk))
     assert (target / "thesis").read_text() == "precious"
 
@@ -111,7 +111,7 @@ def test_pipes_in_place_of_files_do_not_stop_a_job(public: Path) -> None:
 
     assert attack(plant)
     assert soon(lambda: tiered(public, disk)) is None
-    assert (disk / GROUP / "x" / "table").is_fifo(), "what belongs to others stays"
+    assert (disk / GROUP / "x" / "table").is_fifo(), "files of other users must stay"
 
 
 def test_a_group_folder_that_the_other_user_has_made_first(public: Path) -> None:
@@ -200,12 +200,12 @@ def test_leftovers_of_the_other_user_stay_and_links_in_own_ones_are_not_followed
         (team / f"{PROBE}theirs").symlink_to(home / "thesis")
 
     assert attack(plant)
-    mine, probe = team / ".removing-step-000000000002-cccccccc", team / f"{PROBE}mine"
-    mine.mkdir()
-    (mine / "link").symlink_to(home)
+    own_leftover, probe = team / ".removing-step-000000000002-cccccccc", team / f"{PROBE}mine"
+    own_leftover.mkdir()
+    (own_leftover / "link").symlink_to(home)
     probe.touch()
     assert soon(lambda: save(CheckpointDirectory(team), 3)) is None
-    assert not mine.exists()
+    assert not own_leftover.exists()
     assert not probe.exists()
     assert (team / ".saving-step-000000000001-bbbbbbbb" / "file").exists()
     assert (home / "thesis").read_text() == "precious"
@@ -216,7 +216,7 @@ def test_a_lock_file_that_is_another_name_of_a_victims_file(public: Path) -> Non
     shared.mkdir()
     shared.chmod(0o777)
     victim = public / "home" / "thesis"
-    os.link(victim, shared / ".checkpoints.lock")  # the sysctl protected_hardlinks forbids it to other users
+    os.link(victim, shared / ".checkpoints.lock")  # the sysctl protected_hardlinks forbids this to other users
     with claimed(str(shared / "checkpoints"), "a test"):
         pass
     assert victim.read_text() == "precious"

@@ -27,7 +27,7 @@ def launch(tmp_path: Path) -> Iterator[Launchers]:
 
 
 def ask(port: int, request: bytes) -> bytes:
-    """Sends bytes to a port and returns the answer; empty if the connection was closed."""
+    """Sends bytes to a port and returns the answer, which is empty if the connection was closed."""
     with socket.socket() as connection:
         connection.settimeout(10)
         try:
@@ -43,7 +43,7 @@ def put(path: str, body: bytes = b"forged") -> bytes:
 
 
 def must_be_closed(port: int, *requests: bytes) -> None:
-    """Fails in the other user's process if any request gets an answer."""
+    """Raises in the other user's process if any request gets an answer."""
     for request in requests:
         answer = ask(port, request)
         assert answer == b"", answer
@@ -51,8 +51,8 @@ def must_be_closed(port: int, *requests: bytes) -> None:
 
 def test_the_store_of_a_launcher(launch: Launchers) -> None:
     job = launch("-np", "2", "--collectives", "tensorflow", program=FAIL)
-    found = json.loads(launch.wait_for("env-0", "env-1")[0])
-    port = int(found["TFSPS_KEY_VALUES"].rpartition(":")[2])
+    environment = json.loads(launch.wait_for("env-0", "env-1")[0])
+    port = int(environment["TFSPS_KEY_VALUES"].rpartition(":")[2])
     requests = [
         put(f"/tsps/{EXIT_REPORT}"),
         put("/launch/cause"),
@@ -68,8 +68,8 @@ def test_the_store_of_a_launcher(launch: Launchers) -> None:
 
 def test_connections_that_are_held_open(launch: Launchers, public: Path) -> None:
     job = launch("-np", "2", "--collectives", "tensorflow", program=PRINT)
-    found = json.loads(launch.wait_for("env-0", "env-1")[0])
-    port = int(found["TFSPS_KEY_VALUES"].rpartition(":")[2])
+    environment = json.loads(launch.wait_for("env-0", "env-1")[0])
+    port = int(environment["TFSPS_KEY_VALUES"].rpartition(":")[2])
     threads = len(os.listdir(f"/proc/{job.process.pid}/task"))
 
     def hold() -> None:
@@ -89,8 +89,8 @@ def test_connections_that_are_held_open(launch: Launchers, public: Path) -> None
 def test_horovods_rendezvous_server(launch: Launchers) -> None:
     pytest.importorskip("horovod")
     job = launch("-np", "2", "--collectives", "horovod", program=PRINT)
-    found = json.loads(launch.wait_for("env-0", "env-1")[0])
-    port = int(found["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+    environment = json.loads(launch.wait_for("env-0", "env-1")[0])
+    port = int(environment["HOROVOD_GLOO_RENDEZVOUS_PORT"])
     requests = [put("/global/0"), b"GET /global/0 HTTP/1.0\r\n\r\n", b"HEAD / HTTP/1.0\r\n\r\n"]
     assert attack(lambda: must_be_closed(port, *requests))
     assert b"501" in ask(port, b"HEAD / HTTP/1.0\r\n\r\n")
@@ -100,9 +100,9 @@ def test_horovods_rendezvous_server(launch: Launchers) -> None:
 
 
 def test_another_server_has_the_coordinators_port_first(launch: Launchers) -> None:
-    """The other user answers as a store would. The launcher of node 1 believes nothing of it."""
+    """The other user answers like a store. The launcher of node 1 does not accept the answer."""
     port = free_port()
-    said = json.dumps({"id": "job", "nnodes": 2, "collectives": "tensorflow"}).encode()
+    content = json.dumps({"id": "job", "nnodes": 2, "collectives": "tensorflow"}).encode()
 
     def serve() -> None:
         with socket.create_server(("127.0.0.1", port)) as server:
@@ -110,14 +110,14 @@ def test_another_server_has_the_coordinators_port_first(launch: Launchers) -> No
                 connection, _ = server.accept()
                 with connection:
                     connection.recv(10_000)
-                    head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(said)}\r\nTsps-Signature: {'0' * 64}\r\n\r\n"
-                    connection.sendall(head.encode() + said)
+                    head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(content)}\r\nTsps-Signature: {'0' * 64}\r\n\r\n"
+                    connection.sendall(head.encode() + content)
 
     node = ("--nnodes", "2", "--coordinator", f"127.0.0.1:{port}", "--collectives", "tensorflow", "-np", "1")
     with attacking(serve):
-        first = launch(*node, "--node-rank", "0", program=PRINT)
-        second = launch(*node, "--node-rank", "1", "--timeout", "2", program=PRINT)
-        assert (first.wait(), second.wait()) == (2, 1)
-    assert "cannot serve the key-value store" in first.said
-    assert "is not a key-value store of this job" in second.said
+        launcher_0 = launch(*node, "--node-rank", "0", program=PRINT)
+        launcher_1 = launch(*node, "--node-rank", "1", "--timeout", "2", program=PRINT)
+        assert (launcher_0.wait(), launcher_1.wait()) == (2, 1)
+    assert "cannot serve the key-value store" in launcher_0.said
+    assert "is not a key-value store of this job" in launcher_1.said
     assert not list(launch.folder.glob("env-*"))

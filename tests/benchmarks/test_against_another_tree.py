@@ -1,4 +1,4 @@
-"""Two trees measured by turns: arithmetic, turns, what is refused, and once a tree beside itself."""
+"""Comparing two trees in turns: arithmetic, turns, refusals, and one run of a tree against itself."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def figures(unit: str, *blocks: float) -> list[harness.Result]:
 
 
 def test_times_of_this_tree_are_divided_by_the_others() -> None:
-    (one,) = against.ratios(figures("ms", 10, 20, 40), figures("ms", 30, 10, 44), figures("ms", 10, 22, 50))
-    assert (one.other, one.this) == (15, 20)  # lower quartiles
-    assert one.ratio == pytest.approx(4 / 3)
-    assert (one.low, one.high) == (0.5, 3)
-    assert one.control == pytest.approx(16 / 15)
+    (ratio,) = against.ratios(figures("ms", 10, 20, 40), figures("ms", 30, 10, 44), figures("ms", 10, 22, 50))
+    assert (ratio.other, ratio.this) == (15, 20)  # lower quartiles
+    assert ratio.ratio == pytest.approx(4 / 3)
+    assert (ratio.low, ratio.high) == (0.5, 3)
+    assert ratio.control == pytest.approx(16 / 15)
 
 
 def test_samples_per_second_are_inverted_so_that_above_one_is_slower() -> None:
-    (one,) = against.ratios(figures("/s", 100, 200, 300), figures("/s", 50, 100, 200), figures("/s", 200, 200, 200))
-    assert (one.other, one.this) == (250, 150)  # upper quartiles
-    assert one.ratio == pytest.approx(5 / 3)
-    assert (one.low, one.high) == (1.5, 2)
-    assert one.control == 1.25
+    (ratio,) = against.ratios(figures("/s", 100, 200, 300), figures("/s", 50, 100, 200), figures("/s", 200, 200, 200))
+    assert (ratio.other, ratio.this) == (250, 150)  # upper quartiles
+    assert ratio.ratio == pytest.approx(5 / 3)
+    assert (ratio.low, ratio.high) == (1.5, 2)
+    assert ratio.control == 1.25
 
 
 def test_a_tree_that_measured_something_else_is_no_ratio() -> None:
@@ -44,17 +44,17 @@ def test_a_tree_that_measured_something_else_is_no_ratio() -> None:
 
 
 def test_the_report_has_both_trees_the_ratio_its_spread_and_the_control() -> None:
-    found = against.ratios(figures("ms", 10, 20), figures("ms", 12, 27), figures("ms", 10, 20))
-    assert "| s | c | ours | 12.5 ms | 15.8 ms | **1.260** | 1.20 - 1.35 | 1.000 |" in against.table(found)
+    compared = against.ratios(figures("ms", 10, 20), figures("ms", 12, 27), figures("ms", 10, 20))
+    assert "| s | c | ours | 12.5 ms | 15.8 ms | **1.260** | 1.20 - 1.35 | 1.000 |" in against.table(compared)
 
 
 def test_a_run_in_which_a_tree_differs_from_itself_is_not_valid() -> None:
-    found = against.ratios(figures("ms", 10, 20), figures("ms", 12, 27), figures("ms", 12, 23))
-    assert against.table(found).endswith("| 1.180, not valid |")
+    compared = against.ratios(figures("ms", 10, 20), figures("ms", 12, 27), figures("ms", 12, 23))
+    assert against.table(compared).endswith("| 1.180, not valid |")
 
 
 class Player:
-    """Writes its name down at each of its turns."""
+    """Records its name at each of its turns."""
 
     def __init__(self, name: str, turns: int, order: list[str]) -> None:
         self._name, self._left, self._order = name, turns, order
@@ -83,7 +83,7 @@ def test_a_suite_waits_for_its_turn_before_each_block_and_leaves_its_peer_out() 
         def next(self) -> None:
             order.append("|")
 
-    found = harness.compare(
+    results = harness.compare(
         "s",
         "c",
         {"keras": lambda: order.append("k"), "ours": lambda: order.append("o")},
@@ -93,7 +93,7 @@ def test_a_suite_waits_for_its_turn_before_each_block_and_leaves_its_peer_out() 
         warmup=1,
     )
     assert "".join(order) == "o" + "|oo" * 3
-    assert [(one.variant, len(one.blocks), one.ratio) for one in found] == [("ours", 3, None)]
+    assert [(result.variant, len(result.blocks), result.ratio) for result in results] == [("ours", 3, None)]
 
 
 def test_a_side_that_is_given_no_more_turns_ends() -> None:
@@ -106,7 +106,7 @@ def test_a_side_that_is_given_no_more_turns_ends() -> None:
 
 
 def checkout(folder: Path) -> Path:
-    """What looks like a tree that was built."""
+    """Makes a folder that looks like a tree that was built."""
     for name in (
         "tf_sparse_ps/__init__.py",
         "cc/core/group/group.cc",
@@ -157,7 +157,7 @@ def test_a_tree_whose_package_cannot_run_the_suite_is_named_with_the_reason(tmp_
 
 @pytest.mark.nightly
 def test_a_tree_beside_itself(tmp_path: Path) -> None:
-    """Says what was compared; three processes measure the same cases by turns."""
+    """The report names both trees. Three processes measure the same cases in turns."""
     done = benchmarks("step", "--quick", "--blocks", "2", "--against", str(ROOT), "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"other: {ROOT}")

@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic and command line; the suites themselves run once with small sizes."""
+"""The arithmetic and the command line of the benchmarks. Each suite also runs once with small sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_variants_take_turns_and_are_divided_by_the_peer() -> None:
     calls: list[str] = []
-    found = harness.compare(
+    results = harness.compare(
         "s",
         "c",
         {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
@@ -28,10 +28,10 @@ def test_variants_take_turns_and_are_divided_by_the_peer() -> None:
         warmup=1,
     )
     assert "".join(calls) == "ab" + "aabb" + "bbaa"
-    peer, other = found
+    peer, compared = results
     assert peer.ratio is None
-    assert other.ratio == pytest.approx(other.median / peer.median)
-    assert other.low <= other.median <= other.high
+    assert compared.ratio == pytest.approx(compared.median / peer.median)
+    assert compared.low <= compared.median <= compared.high
 
 
 def test_summary_is_the_median_with_the_extremes() -> None:
@@ -54,8 +54,8 @@ def test_zipf_ids_share_their_frequent_ids_over_seeds() -> None:
 
 
 def test_results_are_saved_with_hardware_and_options(tmp_path: Path) -> None:
-    found = harness.summarize("s", "c", {"a": [1.0]}, peer=None, unit="ms")
-    harness.save(tmp_path / "x" / "r.json", {"processor": "p"}, harness.Options(), found)
+    results = harness.summarize("s", "c", {"a": [1.0]}, peer=None, unit="ms")
+    harness.save(tmp_path / "x" / "r.json", {"processor": "p"}, harness.Options(), results)
     saved = json.loads((tmp_path / "x" / "r.json").read_text())
     assert saved["hardware"] == {"processor": "p"}
     assert saved["options"]["threads"] == 2
@@ -100,7 +100,8 @@ def test_unknown_suite_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "suite", ["step", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("kernels", "layers", "sizes"))]
+    "suite",
+    ["step", *(pytest.param(suite_name, marks=pytest.mark.nightly) for suite_name in ("kernels", "layers", "sizes"))],
 )
 def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:
     done = benchmarks(suite, "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
@@ -126,7 +127,7 @@ def test_checkpoints_suite_saves_and_restores_a_small_table(tmp_path: Path) -> N
     done = benchmarks("checkpoints", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "r.json").read_text())["results"]
-    figures = {(one["case"].partition(";")[0], one["variant"], one["unit"]): one for one in results}
+    figures = {(result["case"].partition(";")[0], result["variant"], result["unit"]): result for result in results}
     increment = figures["increment after 1 % of rows", "the increment", "MB"]
     assert 0.01 <= increment["ratio"] < 0.015
     for case, variant in (("saving, training idles", "save"), ("restoring, from the disk", "restore")):
@@ -149,11 +150,11 @@ def test_cache_suite_counts_what_travels(tmp_path: Path) -> None:
     done = benchmarks("cache", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "r.json").read_text())["results"]
-    moved = {one["variant"]: one["median"] for one in results if one["case"].startswith("bytes between")}
+    moved = {result["variant"]: result["median"] for result in results if result["case"].startswith("bytes between")}
     assert moved["admission, 10 % of the rows, 0 ahead"] < 0.7 < 1 < moved["lru, 10 % of the rows, 0 ahead"]
-    hits = {one["variant"]: one["median"] for one in results if one["case"].startswith("hits of steps")}
+    hits = {result["variant"]: result["median"] for result in results if result["case"].startswith("hits of steps")}
     assert hits["admission, 10 % of the rows, 8 ahead"] > hits["admission, 10 % of the rows, 0 ahead"]
-    assert {"0 ahead", "8 ahead: hidden"} <= {one["variant"] for one in results}
+    assert {"0 ahead", "8 ahead: hidden"} <= {result["variant"] for result in results}
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""The delayed suite: its report of made-up times, and its job on one rank."""
+"""The delayed suite: its report of invented times, and its job on one rank."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ def test_ways_are_compared_with_the_larger_of_both_alone() -> None:
         "synchronous": [215.0, 220.0, 230.0],
         "delayed-1": [126.0, 132.0, 120.0],
     }
-    found = {(one.case, one.variant): one for one in delayed.report("dense, 10 Mbit/s", times)}
-    assert found["dense, 10 Mbit/s", "delayed-1"].ratio == pytest.approx(126 / 220)
-    shares = {variant: one.median for (case, variant), one in found.items() if case.endswith("of the larger alone")}
+    result_of = {(result.case, result.variant): result for result in delayed.report("dense, 10 Mbit/s", times)}
+    assert result_of["dense, 10 Mbit/s", "delayed-1"].ratio == pytest.approx(126 / 220)
+    shares = {
+        variant: result.median for (case, variant), result in result_of.items() if case.endswith("of the larger alone")
+    }
     assert shares == pytest.approx({"synchronous": 220 / 120, "delayed-1": 126 / 120})
 
 
@@ -41,6 +43,6 @@ def test_the_job_runs_every_way(tmp_path: Path) -> None:
     command += ["--steps", "1", "--blocks", "1", "--batch", "16", "--record", "synchronous"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    assert sorted(found["step_ms"]) == sorted(ways.split(","))
-    assert any(name == "computing" for name, _, _ in found["spans"][0])
+    figures = json.loads(out.read_text())
+    assert sorted(figures["step_ms"]) == sorted(ways.split(","))
+    assert any(name == "computing" for name, _, _ in figures["spans"][0])

@@ -1,4 +1,4 @@
-"""Emulated hosts are separate, slow, and gone afterwards, whatever happened on them."""
+"""Emulated hosts are separate and slow, and they are removed afterwards, whatever happened on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network() -> Iterator[hosts.Hosts]:
         pytest.skip(str(reason))
 
 
-def said(network: hosts.Hosts, host: int | None, script: str) -> str:
+def output_of(network: hosts.Hosts, host: int | None, script: str) -> str:
     process = network.start(["sh", "-c", script], host=host, output=subprocess.PIPE)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
@@ -38,24 +38,24 @@ def said(network: hosts.Hosts, host: int | None, script: str) -> str:
 
 
 def namespace(network: hosts.Hosts, host: int | None) -> str:
-    return said(network, host, "readlink /proc/self/ns/net")
+    return output_of(network, host, "readlink /proc/self/ns/net")
 
 
 def in_use(namespaces: set[str]) -> set[str]:
-    """Those that a process has."""
-    found = set()
+    """Returns the namespaces that a process uses."""
+    used = set()
     for link in Path("/proc").glob("[0-9]*/ns/net"):
         try:
-            found.add(os.readlink(link))
-        except OSError:  # the process is gone
+            used.add(os.readlink(link))
+        except OSError:  # the process has ended
             continue
-    return found & namespaces
+    return used & namespaces
 
 
 def assert_gone(namespaces: set[str]) -> None:
     deadline = time.monotonic() + 60
-    while left := in_use(namespaces):
-        assert time.monotonic() < deadline, f"processes are left in {left}"
+    while used := in_use(namespaces):
+        assert time.monotonic() < deadline, f"processes are left in {used}"
         time.sleep(0.02)
     assert not set(Path("/sys/class/net").glob("switch")) | set(Path("/sys/class/net").glob("port0"))
 
@@ -64,11 +64,16 @@ def test_hosts_have_names_addresses_and_memory_of_their_own(network: hosts.Hosts
     assert network.names == ("host0", "host1")
     before = set(os.listdir("/dev/shm"))
     for host in (0, 1):
-        said(network, host, "touch /dev/shm/of_$(hostname)")
+        output_of(network, host, "touch /dev/shm/of_$(hostname)")
     for host in (0, 1):
-        assert said(network, host, "hostname; ls /dev/shm") == f"host{host}\nof_host{host}"
-        assert said(network, host, "getent hosts host0 host1").split() == ["10.77.0.1", "host0", "10.77.0.2", "host1"]
-    assert said(network, None, "ls /dev/shm") == ""
+        assert output_of(network, host, "hostname; ls /dev/shm") == f"host{host}\nof_host{host}"
+        assert output_of(network, host, "getent hosts host0 host1").split() == [
+            "10.77.0.1",
+            "host0",
+            "10.77.0.2",
+            "host1",
+        ]
+    assert output_of(network, None, "ls /dev/shm") == ""
     assert not {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("of_host")}
     assert len({namespace(network, host) for host in (0, 1, None)}) == 3
 
@@ -119,7 +124,7 @@ def test_nothing_is_left_after_an_error_in_the_block() -> None:
 
 
 def test_nothing_is_left_when_the_owner_is_killed(network: hosts.Hosts) -> None:
-    del network  # hosts can be emulated here
+    del network  # the fixture skips the test if hosts cannot be emulated
     program = (
         "import subprocess, sys\n"
         "from benchmarks import hosts\n"
@@ -185,7 +190,7 @@ def test_sizes_that_make_no_sense_are_refused(count: int, rate: float) -> None:
 @pytest.mark.nightly
 @pytest.mark.multirank
 def test_cluster_suite_counts_the_bytes_that_the_model_expects(tmp_path: Path, network: hosts.Hosts) -> None:
-    del network  # hosts can be emulated here
+    del network  # the fixture skips the test if hosts cannot be emulated
     pytest.importorskip("horovod")
     command = [sys.executable, "-m", "benchmarks", "cluster", "--quick", "--json", str(tmp_path / "r.json")]
     command += ["--variant", "flat", "--variant", "dense-only", "--variant", "sum:sparse_reduction=sum"]
@@ -216,13 +221,13 @@ def test_variants_are_names_with_options() -> None:
     assert cluster.Variant.parse("sharded:sparse_reduction=sum") == sharded
     parsed = cluster.Variant.parse("mine:topology=flat,collectives=horovod,x=3")
     assert parsed == cluster.Variant("mine", "shared", {"topology": "flat", "collectives": "horovod", "x": 3})
-    for wrong in ("mine", "mine:topology", "mine:=flat", "replicated:topology=flat"):
+    for variant in ("mine", "mine:topology", "mine:=flat", "replicated:topology=flat"):
         with pytest.raises(ValueError, match="Received: "):
-            cluster.Variant.parse(wrong)
+            cluster.Variant.parse(variant)
 
 
 def test_idle_traffic_is_subtracted_for_as_long_as_the_cable_was_not_full() -> None:
-    found = cluster.per_step(
+    report = cluster.per_step(
         {
             "steps": 10,
             "step_ms": 200.0,
@@ -231,19 +236,19 @@ def test_idle_traffic_is_subtracted_for_as_long_as_the_cable_was_not_full() -> N
         },
         mbit_per_s=100.0,
     )
-    # The busiest host receives 25 MB at 12.5 MB/s: 2 of 5 s. In the other 3 s each host sends 0.2 MB/s for nothing.
-    assert found["sent"] == pytest.approx((30 - 3 * 0.4) / 2 / 10)
-    assert found["received"] == pytest.approx((30 - 3 * 0.4) / 2 / 10)
-    assert found["sent, idle included"] == pytest.approx(1.5)
-    assert found["idle, sent per second"] == pytest.approx(0.2)
-    assert found["floor"] == pytest.approx(200.0)
-    assert found["step"] == 200.0
-    assert "rows per host" not in found
+    # The busiest host receives 25 MB at 12.5 MB/s: 2 of 5 s. In the other 3 s, each host sends 0.2 MB/s while idle.
+    assert report["sent"] == pytest.approx((30 - 3 * 0.4) / 2 / 10)
+    assert report["received"] == pytest.approx((30 - 3 * 0.4) / 2 / 10)
+    assert report["sent, idle included"] == pytest.approx(1.5)
+    assert report["idle, sent per second"] == pytest.approx(0.2)
+    assert report["floor"] == pytest.approx(200.0)
+    assert report["step"] == 200.0
+    assert "rows per host" not in report
 
 
 def test_rows_of_hosts_are_reported_by_their_mean_and_the_fullest_host() -> None:
     passed = {"seconds": 1.0, "sent": [0, 0, 0], "received": [0, 0, 0]}
     figures = {"steps": 1, "step_ms": 1.0, "idle": passed, "busy": passed, "rows": [90, 100, 110]}
-    found = cluster.per_step(figures, mbit_per_s=100.0)
-    assert found["rows per host"] == 100
-    assert found["rows of the fullest host above the mean"] == pytest.approx(10)
+    report = cluster.per_step(figures, mbit_per_s=100.0)
+    assert report["rows per host"] == 100
+    assert report["rows of the fullest host above the mean"] == pytest.approx(10)

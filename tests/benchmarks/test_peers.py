@@ -1,4 +1,4 @@
-"""Suites beside other libraries: the report, and once ours beside the Keras of this environment."""
+"""Comparing suites with other libraries: the report, and one run of ours against the Keras of this environment."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def figures(name: str, lookup: list[float], step: list[float]) -> list[harness.Result]:
     return [
-        one
+        result
         for case, blocks in ((peers.LOOKUP, lookup), (peers.STEP, step))
-        for one in harness.summarize("step", case, {name: blocks}, peer=None, unit="ms")
+        for result in harness.summarize("step", case, {name: blocks}, peer=None, unit="ms")
     ]
 
 
 def test_each_peer_is_compared_with_the_one_of_ours_that_does_the_same_work() -> None:
-    found = figures("ours, Adagrad", [1, 3], [10, 14]) + figures("ours, row-wise Adagrad", [2, 2], [5, 5])
-    found += figures("Keras 2, Adagrad", [3, 3], [22, 22]) + figures("FBGEMM, row-wise Adagrad", [1, 1], [20, 20])
-    assert peers.table("step", found).splitlines()[2:] == [
+    results = figures("ours, Adagrad", [1, 3], [10, 14]) + figures("ours, row-wise Adagrad", [2, 2], [5, 5])
+    results += figures("Keras 2, Adagrad", [3, 3], [22, 22]) + figures("FBGEMM, row-wise Adagrad", [1, 1], [20, 20])
+    assert peers.table("step", results).splitlines()[2:] == [
         "| ours, Adagrad | 1.5 ms | 11 ms | 10 - 14 |  |  |",
         "| ours, row-wise Adagrad | 2 ms | 5 ms | 5 - 5 | 0.75 | 2.20 |",
         "| Keras 2, Adagrad | 3 ms | 22 ms | 22 - 22 | 0.50 | 0.50 |",
@@ -45,11 +45,11 @@ def test_what_is_here_is_measured_by_turns(suite: str) -> None:
     of_this_environment = [peer for peer in peers.PEERS[suite] if peer.venv is None]
     here = [of_this_environment[0], of_this_environment[-1]]
     assert here[-1].module == "keras_layer"
-    found = peers.run(suite, here, harness.Options(blocks=2, quick=True))
-    assert [(one.variant, one.case, len(one.blocks)) for one in found] == [
+    results = peers.run(suite, here, harness.Options(blocks=2, quick=True))
+    assert [(result.variant, result.case, len(result.blocks)) for result in results] == [
         (peer.name, case, 2) for peer in here for case in (peers.LOOKUP, peers.STEP)
     ]
-    assert all(one.low > 0 for one in found)
+    assert all(result.low > 0 for result in results)
 
 
 def test_other_suites_have_no_peers() -> None:

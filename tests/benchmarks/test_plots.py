@@ -13,7 +13,7 @@ from benchmarks import harness, peers, sizes  # noqa: E402
 
 
 def document(path: Path, results: list[harness.Result]) -> str:
-    path.write_text(json.dumps({"results": [dataclasses.asdict(one) for one in results]}))
+    path.write_text(json.dumps({"results": [dataclasses.asdict(result) for result in results]}))
     return str(path)
 
 
@@ -21,13 +21,15 @@ def test_peers_are_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     drawn: list[list[float]] = []
     barh = plots.pyplot.Axes.barh
     monkeypatch.setattr(
-        plots.pyplot.Axes, "barh", lambda *given, **more: drawn.append(given[2]) or barh(*given, **more)
+        plots.pyplot.Axes,
+        "barh",
+        lambda *arguments, **options: drawn.append(arguments[2]) or barh(*arguments, **options),
     )
     results = [
-        one
+        result
         for name, blocks in (("ours", [4.0, 2.0, 3.0]), ("theirs", [9.0, 9.0, 9.0]))
         for case in (peers.LOOKUP, peers.STEP)
-        for one in harness.summarize("step", case, {name: blocks}, peer=None, unit="ms")
+        for result in harness.summarize("step", case, {name: blocks}, peer=None, unit="ms")
     ]
     assert plots.main([str(tmp_path / "p.png"), document(tmp_path / "r.json", results)]) == 0
     assert drawn == [[2.5, 9.0], [2.5, 9.0]]  # lower quartiles
@@ -40,7 +42,7 @@ def test_sizes_are_curves_with_a_line_for_each_file(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(
         plots.pyplot.Axes,
         "plot",
-        lambda *given, **more: drawn.append((given[1], more["label"])) or plot(*given, **more),
+        lambda *arguments, **options: drawn.append((arguments[1], options["label"])) or plot(*arguments, **options),
     )
     cases = [(sizes.ROWS, sizes.NARROW, sizes.IDS), (10, sizes.NARROW, sizes.IDS), (sizes.ROWS, sizes.DIM, 7)]
     files = []
@@ -51,5 +53,5 @@ def test_sizes_are_curves_with_a_line_for_each_file(tmp_path: Path, monkeypatch:
         ]
         files.append(document(tmp_path / f"{huge}.json", results))
     assert plots.main([str(tmp_path / "p.png"), *files]) == 0
-    of_each = [(10, sizes.ROWS), (sizes.NARROW,), (7,)]
-    assert drawn == [(one, pages) for pages in ("small pages", "huge pages") for one in of_each]
+    xs_of_panels = [(10, sizes.ROWS), (sizes.NARROW,), (7,)]
+    assert drawn == [(xs, pages) for pages in ("small pages", "huge pages") for xs in xs_of_panels]

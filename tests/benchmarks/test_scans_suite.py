@@ -1,4 +1,4 @@
-"""The scans suite: what it takes for one committed state, its report of made-up figures, and a short run."""
+"""The scans suite: its check of one committed state, its report of invented figures, and a short run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def content() -> scan_content.Content:
 
 
 def rows(content: scan_content.Content, keys: scan_content.Keys, n: int) -> list[scan_content.Floats]:
-    return [np.repeat(one[:, None], DIM, axis=1) for one in content.rows(keys, n)]
+    return [np.repeat(column[:, None], DIM, axis=1) for column in content.rows(keys, n)]
 
 
 def test_rows_follow_from_the_steps(content: scan_content.Content) -> None:
@@ -40,9 +40,9 @@ def test_rows_follow_from_the_steps(content: scan_content.Content) -> None:
     for gradients in [first, *(np.isin(keys, _touched(batches, n)) for n in range(1, N + 1))]:
         sums += gradients.astype(np.float32) ** 2
         values -= gradients.astype(np.float32) / np.sqrt(sums + np.float32(1e-7))
-    found = content.rows(keys, N)
-    np.testing.assert_array_equal(found[0], values)
-    np.testing.assert_array_equal(found[1], sums)
+    expected_arrays = content.rows(keys, N)
+    np.testing.assert_array_equal(expected_arrays[0], values)
+    np.testing.assert_array_equal(expected_arrays[1], sums)
     absent = scan_content.new_keys(N + 1)
     assert not np.isin(absent, keys).any()
     assert not content.wrong_rows(absent, np.zeros((len(absent), DIM), np.float32), N)
@@ -58,11 +58,11 @@ def test_a_mixture_of_two_states_is_noticed(content: scan_content.Content) -> No
     assert not content.wrong_rows(keys, now[0], N, now[1])
     moved = np.flatnonzero((now[0] != later[0]).any(axis=1))
     assert len(moved) == len(np.unique(_touched(scan_content.Batches(scan_content.QUICK), N + 1))) - 8  # new keys
-    for what in (0, 1):
-        mixed = [one.copy() for one in now]
-        mixed[what][moved[-1], DIM // 2] = later[what][moved[-1], DIM // 2]
+    for plane in (0, 1):
+        mixed = [array.copy() for array in now]
+        mixed[plane][moved[-1], DIM // 2] = later[plane][moved[-1], DIM // 2]
         (wrong,) = content.wrong_rows(keys, mixed[0], N, mixed[1])
-        assert f"1 of {len(keys)} {('rows', 'accumulators')[what]} are not those of step {N}" in wrong
+        assert f"1 of {len(keys)} {('rows', 'accumulators')[plane]} are not those of step {N}" in wrong
     assert content.wrong_rows(keys, later[0], N)
 
 
@@ -93,12 +93,12 @@ def block(steps: int, seconds: float, lookup: float) -> dict[str, Any]:
 
 
 def test_the_copy_is_what_the_job_is_divided_by() -> None:
-    found = {
+    answers = {
         "alone": [block(100, 2.0, 0.1), block(100, 2.0, 0.1)],
         "copy": [block(80, 2.0, 0.1), block(80, 2.0, 0.1)],
         "job": [block(76, 2.0, 0.2), block(76, 2.0, 0.2)],
     }
-    results = {(one.parameters["figure"], one.variant): one for one in scans.report("a table", found)}
+    results = {(result.parameters["figure"], result.variant): result for result in scans.report("a table", answers)}
     assert results["steps", "job"].median == pytest.approx(38)
     assert results["steps", "job"].ratio == pytest.approx(0.95)
     assert results["steps during lookup", "job"].ratio == pytest.approx(0.5)
@@ -126,8 +126,8 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)  # then it ends what it started
         process.communicate(timeout=200)
-    for left in Path("/dev/shm").glob(f"tsps-scans-{process.pid}-*"):
-        shutil.rmtree(left)
+    for leftover in Path("/dev/shm").glob(f"tsps-scans-{process.pid}-*"):
+        shutil.rmtree(leftover)
 
 
 @pytest.mark.multirank
@@ -137,10 +137,14 @@ def test_every_result_of_a_short_run_is_of_one_state(tmp_path: Path, started: su
     _, errors = started.communicate(timeout=280)
     assert started.returncode == 0, errors
     results = json.loads((tmp_path / "r.json").read_text())["results"]
-    found = {(r["parameters"]["figure"], r["variant"]): r for r in results}
+    results_by_figure = {(r["parameters"]["figure"], r["variant"]): r for r in results}
     for where in ("copy", "job"):
-        assert found["errors", where]["median"] == 0, found["errors", where]["parameters"]["texts"]
-        assert found["wrong", where]["median"] == 0
-        assert all(found[f"{name} mean", where]["median"] > 0 for name in ("keys", "save", "verify", "lookup"))
-    assert found["steps", "job"]["ratio"] > 0
+        assert results_by_figure["errors", where]["median"] == 0, results_by_figure["errors", where]["parameters"][
+            "texts"
+        ]
+        assert results_by_figure["wrong", where]["median"] == 0
+        assert all(
+            results_by_figure[f"{name} mean", where]["median"] > 0 for name in ("keys", "save", "verify", "lookup")
+        )
+    assert results_by_figure["steps", "job"]["ratio"] > 0
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"tsps-scans-{started.pid}-")]

@@ -1,4 +1,4 @@
-"""The scaling model's formulas beside sums done by hand, and its command line."""
+"""The scaling model's formulas, compared with sums done by hand, and its command line."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_bytes_of_two_nodes_by_hand() -> None:
     assert sent("flat", four) == pytest.approx(dense[2] + 3 * U1 * (8 + 8))
     assert sent("replicated", four) == pytest.approx(dense[2] + 3 * 3 * (4 + 8))
     assert sent("hierarchical", four) == pytest.approx(dense[2] + 2 * 256)  # a padded buffer of each rank
-    assert sent("sharded", four) == pytest.approx(dense[2] + 2 * 3 * 256)  # of each rank keys, rows and gradients
+    assert sent("sharded", four) == pytest.approx(dense[2] + 2 * 3 * 256)  # keys, rows and gradients of each rank
 
 
 def test_hierarchical_buffers_by_hand() -> None:
@@ -85,7 +85,7 @@ def test_key_bits_are_those_of_drawn_keys() -> None:
 def test_sharded_buffers_by_hand() -> None:
     job, three = Job(rows=1_000_000, dim=64, ids=100_000, dense=0, exponent=0.0), Cluster(3, 2, 100.0)
     assert step_model.rounds(job, three, owners=3) == int(job.distinct(1) * 264 / (exchange_window(3, 2, 3) / 2)) + 1
-    keys = job.distinct(2) / 6  # those of a rank's range that one of the nodes owns
+    keys = job.distinct(2) / 6  # the keys of a rank's range that one of the nodes owns
     bits = step_model.key_bits(keys / 1e6) + 8 / 128
     pulled = 2 * 2 * (keys * (bits + 8 / 128) / 8 + 2 * 72 + keys * 256)
     assert pulled <= step_model.pull_bytes(job, three, 4) < pulled * 1.005 + 2 * 2 * 4 * 64
@@ -112,7 +112,7 @@ def test_time_of_sharded_by_hand() -> None:
     time = step_model.step_time("sharded", TINY, slow, costs)
     pulled = step_model.pull_bytes(TINY, slow, 4)
     assert pulled == 2 * 2 * (256 + 256)
-    turns = 1 - 2.0**-4  # four connections, whose directions take turns
+    turns = 1 - 2.0**-4  # four connections whose directions alternate
     assert time.own == 10
     assert time.pull == pytest.approx(3 * U1 + pulled / turns)
     assert time.exchange == pytest.approx((step_model.sent_bytes("sharded", TINY, slow) - pulled) / turns)
@@ -167,7 +167,7 @@ def test_time_by_hand() -> None:
     assert merged.merge == pytest.approx(U1 + 2 * U2 / 2)
     assert merged.latency == 2 * 3 + 1 + 3
     sent = step_model.sent_bytes("hierarchical", TINY, slow)
-    assert merged.exchange == pytest.approx(sent * 4 / 3)  # two connections, whose directions take turns
+    assert merged.exchange == pytest.approx(sent * 4 / 3)  # two connections whose directions alternate
     assert merged.update == apart.update == pytest.approx(2 * U4)
     shared = time("flat", Cluster(2, 2, 0.008, cores=2, latency_us=0, emulated=True))  # 4 ranks on the 2 cores
     assert shared.own == pytest.approx(20)
@@ -193,14 +193,14 @@ def test_unknown_method_is_refused() -> None:
 def test_calibration_finds_the_costs_that_made_the_figures() -> None:
     job, costs = Job(), Costs(rank_ms=25.0, copy_ns=1.5)
     measured = {r: step_model.step_time("flat", job, Cluster(1, r, 1.0), costs).total for r in (1, 2, 4)}
-    found = step_model.calibrated(job, measured, cores=2, threads=1)
-    assert (found.rank_ms, found.copy_ns) == pytest.approx((25.0, 1.5))
+    calibrated_costs = step_model.calibrated(job, measured, cores=2, threads=1)
+    assert (calibrated_costs.rank_ms, calibrated_costs.copy_ns) == pytest.approx((25.0, 1.5))
     with pytest.raises(ValueError, match="two numbers of ranks"):
         step_model.calibrated(job, {2: 50.0}, cores=2, threads=1)
 
 
 def results(sent_mb: float, step_ms: float, *, quick: bool = False) -> dict[str, Any]:
-    """A file of the suite cluster with one case, 2 hosts x 2 ranks, flat."""
+    """Returns a file of the suite cluster with one case, 2 hosts x 2 ranks, flat."""
     parameters = {"hosts": 2, "ranks_per_host": 2, "mbit_per_s": 200.0}
     common = {"suite": "cluster", "case": "2 hosts x 2, 200 Mbit/s: x", "variant": "flat"}
     return {
@@ -220,7 +220,7 @@ def test_check_reports_errors_and_fails_beyond_the_goals(tmp_path: Path, capsys:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(results(sent / 1.04, took / 0.8)))
     assert scaling_model.main(["--check", str(path), "--json"]) == 0
-    by_figure = {one["figure"]: one["error"] for one in json.loads(capsys.readouterr().out)}
+    by_figure = {item["figure"]: item["error"] for item in json.loads(capsys.readouterr().out)}
     assert by_figure == pytest.approx({"bytes": 0.04, "ms": -0.2})
     path.write_text(json.dumps(results(sent / 1.06, took)))
     assert scaling_model.main(["--check", str(path)]) == 1
@@ -246,7 +246,7 @@ def test_table_says_what_it_assumes_and_the_plot_is_drawn(tmp_path: Path, capsys
     assert scaling_model.main(["--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert len(document["points"]) == 11 * 5
-    assert scaling_model.main(["--json", "--schedule", "delayed"]) == 0  # which refuses sharded tables
+    assert scaling_model.main(["--json", "--schedule", "delayed"]) == 0  # delayed refuses sharded tables
     document = json.loads(capsys.readouterr().out)
     assert {point["method"] for point in document["points"]} == {"flat", "hierarchical", "hierarchical-bfloat16"}
 
@@ -263,6 +263,6 @@ def test_a_delayed_step_hides_the_shorter_of_work_and_exchange() -> None:
 
 def test_more_operations_of_the_dense_ring_take_more_messages() -> None:
     four, costs = Cluster(4, 1, 100.0), Costs(rank_ms=5.0, copy_ns=1.0)
-    one, ten = (step_model.step_time("flat", Job(operations=n), four, costs) for n in (1, 10))
-    assert ten.latency - one.latency == pytest.approx(9 * 2 * 3 * 0.05)
-    assert ten.exchange == one.exchange
+    one_operation, ten_operations = (step_model.step_time("flat", Job(operations=n), four, costs) for n in (1, 10))
+    assert ten_operations.latency - one_operation.latency == pytest.approx(9 * 2 * 3 * 0.05)
+    assert ten_operations.exchange == one_operation.exchange

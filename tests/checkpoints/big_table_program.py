@@ -1,12 +1,12 @@
-"""A job with a table that is too big for the process of a test, and whose values follow from its keys.
+"""A job whose table is too big for the process of a test. The values of its rows follow from their keys.
 
-Arguments: what to do; the directory of checkpoints; the number of rows; their width; the rule, "sgd" or "adagrad".
+Arguments: the command; the directory of checkpoints; the number of rows; their width; the rule, "sgd" or "adagrad".
 Tables are in TFSPS_DIR.
 
-  save: Fills the table, saves a checkpoint and, when some rows have been changed, an increment.
-  restore: Restores that, and compares every row and slot with what the first one had.
-  fill: Fills the table, says so, and trains until it is killed.
-  attach: Says how long it takes until a row of what that has left is looked up, and how long a reader's opening takes.
+  save: Fills the table, saves a checkpoint, changes some rows, and saves an increment.
+  restore: Restores the checkpoint, and compares every row and slot with the values that were saved.
+  fill: Fills the table, prints its size, and trains until it is killed.
+  attach: Attaches to the table of a killed job. Prints how long the first lookup took, and how long a reader's opening.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BLOCK = 1 << 18  # rows of a block
 CHANGED = 1_000  # rows of an increment
 
 
-def values(keys: np.ndarray, width: int, what: int) -> np.ndarray:
-    """float32[n, width] in [0, 1), of keys int64[n]; `what`: 0 and 1 are rows and slots, 2 and 3 changed ones."""
-    factors = np.arange(1, width + 1, dtype=np.uint32) * np.uint32(2_654_435_761) + np.uint32(97 * what)
+def values(keys: np.ndarray, width: int, plane: int) -> np.ndarray:
+    """Returns float32[n, width] in [0, 1) for int64[n] keys. `plane`: 0 rows, 1 slots, 2 and 3 changed ones."""
+    factors = np.arange(1, width + 1, dtype=np.uint32) * np.uint32(2_654_435_761) + np.uint32(97 * plane)
     mixed = (keys.astype(np.uint32) * np.uint32(40_503) + np.uint32(1))[:, None] * factors
     return (mixed >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
@@ -48,70 +48,70 @@ class Job:
         self.model.compile(tsps.DistributedOptimizer(inner), "mse")
 
     def train(self) -> None:
-        """A step on the first and the last rows."""
+        """Makes a step on the first and the last rows."""
         keys = np.array([[0, self.rows - 1], [1, self.rows - 2]])
         self.model.train_on_batch(keys, np.ones((2, 1), np.float32))
 
     def assign(self, keys: np.ndarray, changed: bool = False) -> None:
-        """Gives rows, and slots, their values."""
+        """Sets the values of rows and slots."""
         planes = [values(keys, self.width, 2 * changed + slot) for slot in range(1 + self.slots)]
         tables.of(self.model)[0].assign(keys, planes[0], tuple(planes[1:]))
 
     def fill(self) -> None:
-        """Gives all rows their values."""
+        """Sets the values of all rows."""
         for start in range(0, self.rows, BLOCK):
             self.assign(np.arange(start, min(start + BLOCK, self.rows), dtype=np.int64))
 
     def changed(self) -> np.ndarray:
-        """Keys of the increment, those that are trained among them."""
+        """Returns the keys of the increment, including those that `train` changes."""
         return np.unique(np.append(np.linspace(0, self.rows - 1, CHANGED).astype(np.int64), [1, self.rows - 2]))
 
 
 def save(job: Job, path: str) -> None:
-    """See above."""
+    """Runs the command "save"."""
     job.train()  # binds the slots
     job.fill()
-    own = tsps.Checkpointer(path, job.model, job.model.optimizer, background=False)
+    checkpointer = tsps.Checkpointer(path, job.model, job.model.optimizer, background=False)
     began = time.perf_counter()
-    own.save()
+    checkpointer.save()
     took = time.perf_counter() - began
     file = next(Path(path).glob("step-*/*.tfsps"))
     print(f"saved {file.stat().st_size} bytes in {took:.1f} s", flush=True)
     job.train()
     job.assign(job.changed(), changed=True)
-    increment = own.save()
+    increment = checkpointer.save()
     content = stored_checkpoint.look(Path(increment)).manifest
     assert content.chain
     assert content.table_bytes < 4 * (CHANGED + 2) * (job.width * (1 + job.slots) + 8)
 
 
 def restore(job: Job, path: str) -> None:
-    """See above."""
+    """Runs the command "restore"."""
     began = time.perf_counter()
     assert tsps.Checkpointer(path, job.model, job.model.optimizer).restore() is not None
     print(f"restored in {time.perf_counter() - began:.1f} s", flush=True)
     (binding,) = tables.of(job.model)
-    changed, seen = job.changed(), 0
+    changed, n_seen = job.changed(), 0
     with binding.reader().scan(slots=True) as scan:
         for block in scan:
             for slot, plane in enumerate((block.rows, *block.slots)):
                 expected = values(block.keys, job.width, slot)
-                own = np.isin(block.keys, changed)
-                expected[own] = values(block.keys[own], job.width, 2 + slot)
+                is_changed = np.isin(block.keys, changed)
+                expected[is_changed] = values(block.keys[is_changed], job.width, 2 + slot)
                 np.testing.assert_array_equal(plane, expected)
             assert block.keys.max() < job.rows
-            seen += len(block.keys)
-    assert seen == len(np.unique(binding.reader().keys())) == job.rows
+            n_seen += len(block.keys)
+    assert n_seen == len(np.unique(binding.reader().keys())) == job.rows
     last = np.array([[job.rows - 3, job.rows // 2]])
     np.testing.assert_array_equal(job.layer(last)[0], values(last[0], job.width, 0))
-    job.train()  # it goes on
+    job.train()  # training continues
     assert int(job.model.optimizer.iterations) == tables.committed_step() == 3
     assert binding.reader().verify().problems == ()
-    print(f"{seen} rows are as they were", flush=True)
+    print(f"{n_seen} rows are as they were", flush=True)
 
 
 def fill(job: Job, _: str) -> None:
-    """See above."""
+    """Runs the command "fill"."""
     job.train()
     job.fill()
     print(f"filled {tables.of(job.model)[0].reader().stats()['bytes']} bytes", flush=True)
@@ -120,13 +120,13 @@ def fill(job: Job, _: str) -> None:
 
 
 def attach(rows: int, width: int, rule: str) -> None:
-    """See above."""
-    tf.constant(0.0)  # TensorFlow begins
+    """Runs the command "attach"."""
+    tf.constant(0.0)  # starts TensorFlow
     began = time.perf_counter()
     job = Job(rows, width, rule)
-    found = job.layer(np.array([[rows - 3, rows // 2]]))
+    looked_up = job.layer(np.array([[rows - 3, rows // 2]]))
     took = time.perf_counter() - began
-    np.testing.assert_array_equal(found[0], values(np.array([rows - 3, rows // 2]), width, 0))
+    np.testing.assert_array_equal(looked_up[0], values(np.array([rows - 3, rows // 2]), width, 0))
     (binding,) = tables.of(job.model)
     began = time.perf_counter()
     with tsps.Table.open(binding.path, "r") as reader:
@@ -137,12 +137,12 @@ def attach(rows: int, width: int, rule: str) -> None:
 
 
 def main() -> None:
-    """See above."""
-    what, path, rows, width, rule = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
-    if what == "attach":
+    """Runs the command that the arguments name."""
+    command, path, rows, width, rule = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+    if command == "attach":
         attach(rows, width, rule)
         return
-    act: Any = {"save": save, "restore": restore, "fill": fill}[what]
+    act: Any = {"save": save, "restore": restore, "fill": fill}[command]
     act(Job(rows, width, rule), path)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints without tables, for tests of the format, and a program that saves one and is killed at a named point."""
+"""Checkpoints without tables, for tests of the format, and a program that is killed at a named point of a save."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FILES = ("first.npz", "second.npz")
 
 
 def values(step: int) -> np.ndarray:
-    """What a checkpoint of this step has in its files."""
+    """Returns the values that a checkpoint of this step has in its files."""
     return np.random.default_rng(step).normal(size=(40, 3)).astype(np.float32)
 
 
 def facts_of(step: int) -> dict[str, object]:
-    """What each of its files says of it."""
+    """Returns the facts that each file of the checkpoint records."""
     return {"step": step, "table_step": step, "id": "id"}
 
 
 def manifest_of(step: int) -> Manifest:
-    """Of a checkpoint without tables; its `name` and `files` are left out."""
+    """Returns the manifest of a checkpoint without tables. Its `name` and `files` are left out."""
     return Manifest(
         name="",
         step=step,
@@ -50,35 +50,37 @@ def manifest_of(step: int) -> Manifest:
 
 def save(directory: CheckpointDirectory, step: int, keep: int = 3, passed_over: tuple[Path, ...] = ()) -> Path:
     """Saves a checkpoint with `values(step)`, in two files."""
-    with directory.saving(step, "a test") as one:
+    with directory.saving(step, "a test") as in_progress:
         for number, name in enumerate(FILES):
-            array_file.write(one.folder / name, [(number, values(step) + number)], facts_of(step))
-            one.add(name)
-        one.finish(dataclasses.replace(manifest_of(step), name=one.name, files=tuple(one.files)))
-        directory.prune(one.path, keep, passed_over)
-    return one.path
+            array_file.write(in_progress.folder / name, [(number, values(step) + number)], facts_of(step))
+            in_progress.add(name)
+        in_progress.finish(
+            dataclasses.replace(manifest_of(step), name=in_progress.name, files=tuple(in_progress.files))
+        )
+        directory.prune(in_progress.path, keep, passed_over)
+    return in_progress.path
 
 
 def must_hold(path: Path, step: int) -> None:
-    """A checkpoint has what `save` wrote."""
+    """Asserts that a checkpoint contains what `save` wrote."""
     for number, name in enumerate(FILES):
         facts, arrays = array_file.read(path / name)
         assert facts == facts_of(step)
-        ((found, array),) = arrays
-        assert found == number
+        ((stored_number, array),) = arrays
+        assert stored_number == number
         np.testing.assert_array_equal(array, values(step) + number)
 
 
 def main() -> None:
-    """Arguments: the directory, the step, the point to be killed at, and how many times it is passed before."""
+    """Arguments: the directory, the step, the fault point, and how many times the program passes it before it dies."""
     folder, step, point, passes = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    left = [passes]
+    passes_left = [passes]
 
     def act(reached: str) -> None:
         if reached == point:
-            if left[0] == 0:
+            if passes_left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
+            passes_left[0] -= 1
 
     fault_points.set_action(act)
     save(CheckpointDirectory(folder), step, keep=1)

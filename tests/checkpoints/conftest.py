@@ -1,4 +1,4 @@
-"""Tables of the tests of this folder."""
+"""The folder of tables and the seed of the tests in this folder."""
 
 from __future__ import annotations
 

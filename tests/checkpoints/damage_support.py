@@ -1,4 +1,4 @@
-"""Damage to a checkpoint, at random."""
+"""Damages a checkpoint in random ways."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tf_sparse_ps.checkpoints import manifest
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a checkpoint but for the manifest."""
-    return sorted(one for one in folder.iterdir() if one.name != manifest.NAME)
+    """The files of a checkpoint, without the manifest."""
+    return sorted(file for file in folder.iterdir() if file.name != manifest.NAME)
 
 
 def _flip(folder: Path, file: Path, draw: random.Random) -> str:
@@ -52,18 +52,18 @@ def _remove(folder: Path, file: Path, draw: random.Random) -> str:
 
 
 def _swap_inside(folder: Path, file: Path, draw: random.Random) -> str:
-    first, second = draw.sample(files(folder), 2)
-    first.rename(folder / "x")
-    second.rename(first)
-    (folder / "x").rename(second)
-    return f"{first.name} and {second.name} swapped"
+    file_1, file_2 = draw.sample(files(folder), 2)
+    file_1.rename(folder / "x")
+    file_2.rename(file_1)
+    (folder / "x").rename(file_2)
+    return f"{file_1.name} and {file_2.name} swapped"
 
 
 def _swap_across(folder: Path, file: Path, draw: random.Random) -> str:
-    others = [one for one in sorted(folder.parent.iterdir()) if one.name.startswith("step-") and one != folder]
-    other = draw.choice([one for one in others if (one / file.name).exists()])
-    shutil.copy(other / file.name, file)
-    return f"{file.name} of {other.name}"
+    folders = [path for path in sorted(folder.parent.iterdir()) if path.name.startswith("step-") and path != folder]
+    source = draw.choice([path for path in folders if (path / file.name).exists()])
+    shutil.copy(source / file.name, file)
+    return f"{file.name} of {source.name}"
 
 
 def _link(folder: Path, file: Path, draw: random.Random) -> str:
@@ -85,17 +85,17 @@ DAMAGE: tuple[Callable[[Path, Path, random.Random], str], ...] = (
 
 
 def at_random(folder: Path, number: int, draw: random.Random) -> str:
-    """Damages a checkpoint in one of these ways, by turns; returns what was done.
+    """Damages a checkpoint and returns a description of the damage. The ways of damaging take turns.
 
     Args:
-      folder: Of the checkpoint, beside others.
-      number: Of the damage.
-      draw: Chooses.
+      folder: The checkpoint's folder, next to other checkpoints.
+      number: The number of the damage, which selects the way.
+      draw: The source of random numbers.
     """
     damage = DAMAGE[number % len(DAMAGE)]
     file = draw.choice([folder / manifest.NAME, *files(folder)])
     if damage is _link and file.name == manifest.NAME:
         file = files(folder)[0]
     if damage is _swap_across and file.name.endswith(".erased.npz"):
-        file = folder / manifest.NAME  # not each has keys that were erased
+        file = folder / manifest.NAME  # not every checkpoint has erased keys
     return damage(folder, file, draw)

@@ -1,11 +1,11 @@
-"""A job without TensorFlow that trains, saves increments, compacts and restores, and is killed; and what it must have.
+"""A job without TensorFlow that trains, saves increments, compacts and restores, and that tests kill.
 
-What its table holds after k steps follows from k. So whatever checkpoint is found after a kill, it is known what must
-be in it.
+The content of its table after k steps follows from k. A test therefore knows what the checkpoint that it finds after a
+kill must contain.
 
-Arguments: the directory of checkpoints; the folder of its table, in shared memory; steps to make, 0: until it is
-killed; the named point at which it is killed, or "-"; how many times it passes that before; the flaw of a
-control, or "-".
+Arguments: the directory of checkpoints; the folder of its table, in shared memory; the number of steps, or 0 to run
+until it is killed; the fault point at which it is killed, or "-"; how many times it passes that point before it dies;
+the flaw of a control test, or "-".
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ Content = dict[int, float]
 
 
 def change(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys that a step trains, and those that are erased behind it."""
+    """Returns the keys that a step trains, and those that are erased after it."""
     random = np.random.default_rng(step)
     n = ROWS_FIRST if step == 1 else 40
     return random.choice(KEYS, n, replace=False), random.choice(KEYS, 9, replace=False)
 
 
 def content(step: int) -> Content:
-    """What the table has after a step: of each key the value that fills its row."""
-    found: Content = {}
+    """Returns the content of the table after a step: for each key the value that fills its row."""
+    rows: Content = {}
     for number in range(1, step + 1):
         trained, erased = change(number)
         for key in trained.tolist():
-            found[key] = found.get(key, 0.0) - number
+            rows[key] = rows.get(key, 0.0) - number
         for key in erased.tolist():
-            found.pop(key, None)
-    return found
+            rows.pop(key, None)
+    return rows
 
 
 class _Dense:
-    """In place of dense variables: the step."""
+    """Stands for the dense variables: contains the step."""
 
     def __init__(self, step: int) -> None:
         self._step = step
@@ -69,18 +69,18 @@ class _Dense:
 
 
 def rows_of(checked: stored_checkpoint.StoredCheckpoint) -> Content:
-    """What a checkpoint has, all of whose files are looked at."""
-    found: Content = {}
+    """Returns the rows of a checkpoint."""
+    rows: Content = {}
     for block in StoredRows(checked, 0).blocks():
         for key, row in zip(block.keys.tolist(), block.rows, strict=True):
-            assert key not in found, "a key came twice"
-            assert (row == row[0]).all(), "half a row"
-            found[key] = float(row[0])
-    return found
+            assert key not in rows, "the checkpoint contains a key twice"
+            assert (row == row[0]).all(), "a row mixes two values"
+            rows[key] = float(row[0])
+    return rows
 
 
 def must_hold(checked: stored_checkpoint.StoredCheckpoint) -> None:
-    """A checkpoint has all that there was at its step, and nothing else."""
+    """Asserts that a checkpoint contains what the table had at its step, and nothing else."""
     step = checked.manifest.step
     assert rows_of(checked) == content(step), f"{checked.path} is not what there was at step {step}"
     _, arrays = array_file.read(checked.path / "variables.npz")
@@ -88,24 +88,24 @@ def must_hold(checked: stored_checkpoint.StoredCheckpoint) -> None:
 
 
 class Job:
-    """Trains one table, and saves."""
+    """Trains one table and saves it."""
 
     def __init__(self, checkpoints: Path, folder: Path) -> None:
-        """Restores the newest checkpoint, if there is one."""
+        """Restores the newest checkpoint, if the directory has one."""
         self.directory = CheckpointDirectory(checkpoints)
         self.table = Table.create(f"{folder}/group-{os.getpid()}/user", CONFIG)
         self.step, self._saving, self._marks = 0, None, ""
         self._increments = Increments(True)
-        found, self._passed_over = self.directory.newest()
-        if found is not None:
-            for block in StoredRows(found, 0).blocks():
+        newest, self._passed_over = self.directory.newest()
+        if newest is not None:
+            for block in StoredRows(newest, 0).blocks():
                 self.table.assign(block.keys, block.rows)
                 fault_points.reach("rows_restored")
-            self.step = found.manifest.step
+            self.step = newest.manifest.step
             self.table._group.set_step(self.step)
 
     def train(self) -> None:
-        """One step."""
+        """Makes one step."""
         self.step += 1
         trained, erased = change(self.step)
         self.table.apply_gradients(trained, np.full((len(trained), DIM), self.step, np.float32))
@@ -151,7 +151,7 @@ class Job:
             writing.wait()
 
     def wait(self) -> None:
-        """Until the save is there; says so."""
+        """Waits until the save is complete, and prints its step."""
         if self._saving is None:
             return
         writing, mark, step = self._saving
@@ -163,13 +163,13 @@ class Job:
         print(f"saved {step}", flush=True)
 
     def compact(self) -> None:
-        """Compacts the newest one."""
+        """Compacts the newest checkpoint."""
         self.wait()
         compaction.compact(self.directory.path)
 
 
 def _flaw(name: str) -> None:
-    if name == "no rename":  # files are written where the checkpoint is to be
+    if name == "no rename":  # files are written in the checkpoint's final folder
         saving = CheckpointDirectory.saving
 
         @contextlib.contextmanager
@@ -179,7 +179,7 @@ def _flaw(name: str) -> None:
                 yield directory.Save(save.path, save.path)
 
         CheckpointDirectory.saving = in_place  # type: ignore[method-assign]
-    elif name == "old marks":  # the changes of one step in five are in no increment
+    elif name == "old marks":  # no increment contains the changes of one step in five
         saved = Increments.saved
 
         def late(self: Increments, manifest: Manifest | None, marks: Any) -> None:
@@ -193,16 +193,16 @@ def _flaw(name: str) -> None:
 
 
 def main() -> None:
-    """See above."""
+    """Runs the job with the program's arguments."""
     checkpoints, folder, steps, point, passes, flaw = sys.argv[1:]
     warnings.simplefilter("error")
-    left = [int(passes)]
+    passes_left = [int(passes)]
 
     def act(reached: str) -> None:
         if reached == point:
-            if left[0] == 0:
+            if passes_left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
+            passes_left[0] -= 1
 
     _flaw(flaw)
     fault_points.set_action(act)

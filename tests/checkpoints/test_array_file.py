@@ -1,4 +1,4 @@
-"""Files of arrays: what is written is read, and crafted files are refused as damaged ones are."""
+"""Files of arrays: every array is read as it was written, and crafted files are refused like damaged ones."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def test_arrays_of_all_kinds_are_read_as_they_were(tmp_path: Path) -> None:
     array_file.write(tmp_path / "a.npz", values, {"step": 3})
     facts, arrays = array_file.read(tmp_path / "a.npz")
     assert facts == {"step": 3}
-    for (number, found), (expected_number, expected) in zip(arrays, values, strict=True):
+    for (number, array_read), (expected_number, expected) in zip(arrays, values, strict=True):
         assert number == expected_number
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
-        found[...] = 0  # it can be written
+        assert array_read.dtype == expected.dtype
+        np.testing.assert_array_equal(array_read, expected)
+        array_read[...] = 0  # the array is writable
 
 
 @pytest.mark.parametrize(
-    ("members", "said"),
+    ("members", "message"),
     [
         ({}, "no item named 'facts.npy'"),
         ({"facts.npy": array(np.frombuffer(b"[1]", np.uint8))}, "its facts are list"),
@@ -63,12 +63,12 @@ def test_arrays_of_all_kinds_are_read_as_they_were(tmp_path: Path) -> None:
         ({"facts.npy": FACTS, "a000001.npy": npy(HEADER % b"1", b"1234", b"\3\0")}, r"version \(3, 0\)"),
     ],
 )
-def test_crafted_files_are_refused(tmp_path: Path, members: dict[str, bytes], said: str) -> None:
+def test_crafted_files_are_refused(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
     path = tmp_path / "a.npz"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    with pytest.raises(DamagedFileError, match=said):
+    with pytest.raises(DamagedFileError, match=message):
         list(array_file.read(path)[1])
 
 
@@ -89,8 +89,8 @@ def test_members_that_are_compressed_or_repeated_are_refused(tmp_path: Path) -> 
 def test_a_file_that_is_cut_at_any_place_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     array_file.write(path, [(0, np.arange(3))], {})
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 7):
-        path.write_bytes(whole[:length])
+    content = path.read_bytes()
+    for length in range(0, len(content), 7):
+        path.write_bytes(content[:length])
         with pytest.raises(DamagedFileError, match="is damaged"):
             list(array_file.read(path)[1])

@@ -1,4 +1,4 @@
-"""Other callbacks of `fit` go on after a restart with what they had counted: `callbacks.Checkpoint` carries it."""
+"""`callbacks.Checkpoint` saves the state of other callbacks of `fit`; after a restart they resume with it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Seen = list[tuple[int, float, float]]
 
 
 class Ended(Exception):
-    """A job ends in the middle."""
+    """Ends a job in the middle."""
 
 
 class Score(keras.callbacks.Callback):
-    """Puts a metric into the logs that is better in the first epochs only; ends the job after so many updates."""
+    """Logs a metric that improves in the first epochs only, and ends the job after a number of updates."""
 
     def __init__(self, end_at: int | None, note: Callable[[tuple[int, float, float]], None]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Score(keras.callbacks.Callback):
 
 
 class Counter(keras.callbacks.Callback):
-    """One of a user, with a state."""
+    """A callback of a user, with a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def make_unknown(epoch: int) -> tf.data.Dataset:
 
 
 def make_model() -> Any:
-    """All models begin alike: the tables of a process would not."""
+    """Returns a model with fixed initial weights. Tables of one process would begin with different values."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((2,), dtype="int64")
     rows = keras.layers.Flatten()(tsps.Embedding(LIMIT, 3)(inputs))
@@ -90,24 +90,31 @@ def content(model: Any) -> list[Any]:
     (binding,) = tables.of(model)
     keys, rows, slots, _ = binding.reader().scan(slots=True).read()
     order = np.argsort(keys)
-    return [keys[order], rows[order], *(one[order] for one in slots), *(one.numpy() for one in model.weights[1:])]
+    return [
+        keys[order],
+        rows[order],
+        *(array[order] for array in slots),
+        *(array.numpy() for array in model.weights[1:]),
+    ]
 
 
 class Job:
-    """Runs of one job, in one process each after the other."""
+    """The runs of one job, each in what would be a process of its own."""
 
-    def __init__(self, folder: Path, others: Callable[[], list[Any]], data: Callable[[int], tf.data.Dataset] = make):
-        self._folder, self._others, self._data = folder, others, data
+    def __init__(
+        self, folder: Path, make_callbacks: Callable[[], list[Any]], data: Callable[[int], tf.data.Dataset] = make
+    ):
+        self._folder, self._make_callbacks, self._data = folder, make_callbacks, data
         self.seen: Seen = []
         self.callbacks: list[Any] = []
 
     def run(self, end_at: int | None = None, epochs: int = 9, every: int = 3) -> Any:
         model = make_model()
         checkpoint = callbacks.Checkpoint(self._folder, every_steps=every, background=False)
-        self.callbacks = self._others()
-        given = [Score(end_at, self.seen.append), *self.callbacks, checkpoint]
+        self.callbacks = self._make_callbacks()
+        all_callbacks = [Score(end_at, self.seen.append), *self.callbacks, checkpoint]
         try:
-            model.fit(checkpoint.dataset(self._data), epochs=epochs, verbose=0, callbacks=given)
+            model.fit(checkpoint.dataset(self._data), epochs=epochs, verbose=0, callbacks=all_callbacks)
         except Ended:
             assert end_at is not None
         else:
@@ -159,50 +166,50 @@ _DAILY = ("early stopping with its best weights", "scheduled learning rate, and 
 def test_a_restarted_fit_equals_an_uninterrupted_one(
     tmp_path: Path, case: str, data: Callable[[int], tf.data.Dataset]
 ) -> None:
-    whole, broken = Job(tmp_path / "whole", CASES[case], data), Job(tmp_path / "broken", CASES[case], data)
-    expected = content(whole.run())
+    uninterrupted, restarted = Job(tmp_path / "whole", CASES[case], data), Job(tmp_path / "broken", CASES[case], data)
+    expected = content(uninterrupted.run())
     stops = "stopping" in case or "both" in case
     if stops:
-        assert len(whole.seen) < 9, "it does not stop early: the case does not see whether its patience is carried"
-    # In mid-epoch before the best one, and behind it; patience and cooldown go across each.
+        assert len(uninterrupted.seen) < 9, "this case must stop early, otherwise it does not test the saved patience"
+    # The job ends in mid-epoch, before and after the best epoch. Patience and cooldown span each restart.
     for end_at in (6, 13, 19):
-        broken.run(end_at=end_at)
-    found = content(broken.run())
-    for a, b in zip(expected, found, strict=True):
+        restarted.run(end_at=end_at)
+    resumed = content(restarted.run())
+    for a, b in zip(expected, resumed, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert sorted(set(broken.seen)) == whole.seen
-    for a, b in zip(whole.callbacks, broken.callbacks, strict=True):
+    assert sorted(set(restarted.seen)) == uninterrupted.seen
+    for a, b in zip(uninterrupted.callbacks, restarted.callbacks, strict=True):
         for name in ("wait", "best", "best_epoch", "stopped_epoch", "cooldown_counter", "batches"):
             assert getattr(a, name, None) == getattr(b, name, None), name
-    # Started once more, nothing is trained.
-    n = len(broken.seen)
-    for a, b in zip(expected, content(broken.run()), strict=True):
+    # Another start trains nothing.
+    n = len(restarted.seen)
+    for a, b in zip(expected, content(restarted.run()), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert len(broken.seen) == n
+    assert len(restarted.seen) == n
 
 
 @pytest.mark.nightly
 def test_without_its_state_an_epoch_more_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: the test above sees what is missing."""
-    whole, broken = (Job(tmp_path / name, CASES["early stopping"]) for name in ("whole", "broken"))
-    whole.run()
+    """The control: without the state, the test above would fail."""
+    uninterrupted, restarted = (Job(tmp_path / name, CASES["early stopping"]) for name in ("whole", "broken"))
+    uninterrupted.run()
     monkeypatch.setattr(callback_states.CallbackStates, "restore", lambda *_: None)
-    broken.run(end_at=22)
-    broken.run()
-    assert len(set(broken.seen)) > len(whole.seen)
+    restarted.run(end_at=22)
+    restarted.run()
+    assert len(set(restarted.seen)) > len(uninterrupted.seen)
 
 
 def test_the_best_of_model_checkpoint_is_kept(tmp_path: Path) -> None:
     saver = lambda: [  # noqa: E731
         keras.callbacks.ModelCheckpoint(str(tmp_path / "best.weights.h5"), "score", save_best_only=True, mode="min")
     ]
-    for one in (job := Job(tmp_path / "checkpoints", saver)).run(end_at=18), job.run(epochs=5):
-        assert one is not None
+    for model in (job := Job(tmp_path / "checkpoints", saver)).run(end_at=18), job.run(epochs=5):
+        assert model is not None
     assert job.callbacks[0].best == pytest.approx(3.0)
     del job
-    again = Job(tmp_path / "checkpoints", saver)
+    resumed = Job(tmp_path / "checkpoints", saver)
     written = (tmp_path / "best.weights.h5").stat().st_mtime_ns
-    again.run(epochs=8)  # none is better
+    resumed.run(epochs=8)  # no later epoch is better
     assert (tmp_path / "best.weights.h5").stat().st_mtime_ns == written
 
 
@@ -221,22 +228,22 @@ def test_training_that_stopped_goes_on_with_more_patience(tmp_path: Path) -> Non
 
 
 def test_a_fit_that_is_ended_in_mid_epoch_goes_on_there(tmp_path: Path) -> None:
-    """As by a handler of SIGTERM."""
+    """A handler of SIGTERM ends training in this way."""
 
     class End(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if int(tf.convert_to_tensor(self.model.optimizer.iterations)) == 6:
                 self.model.stop_training = True
 
-    whole, broken = Job(tmp_path / "whole", list), Job(tmp_path / "broken", list)
-    expected = content(whole.run(epochs=3))
+    uninterrupted, restarted = Job(tmp_path / "whole", list), Job(tmp_path / "broken", list)
+    expected = content(uninterrupted.run(epochs=3))
     ended = Job(tmp_path / "broken", lambda: [End()]).run(epochs=3)
     assert int(tf.convert_to_tensor(ended.optimizer.iterations)) == 6
-    for a, b in zip(expected, content(broken.run(epochs=3)), strict=True):
+    for a, b in zip(expected, content(restarted.run(epochs=3)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-# --- what is said, and refused ---
+# --- warnings and refusals ---
 
 
 def test_others_that_change_in_training_are_named(tmp_path: Path) -> None:
@@ -249,17 +256,17 @@ def test_others_that_change_in_training_are_named(tmp_path: Path) -> None:
             self.calls += 1
             self.losses.append(0.0)
 
-    with pytest.warns(UserWarning, match=r"callback Careless changes calls, losses in training.*get_state") as found:
+    with pytest.warns(UserWarning, match=r"callback Careless changes calls, losses in training.*get_state") as caught:
         Job(tmp_path, lambda: [Careless()]).run(epochs=2)
-    assert sum("Careless" in str(one.message) for one in found) == 1
+    assert sum("Careless" in str(warning.message) for warning in caught) == 1
 
 
 def test_callbacks_that_are_new_or_gone_are_named(tmp_path: Path) -> None:
     Job(tmp_path, lambda: [stopping()]).run(end_at=6)
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Job(tmp_path, lambda: [plateau()]).run(end_at=7)
-    texts = " ".join(str(one.message) for one in found)
+    texts = " ".join(str(warning.message) for warning in caught)
     assert "has no state of ReduceLROnPlateau: it starts from its initial state" in texts
     assert "has the state of EarlyStopping, and fit has no such callback" in texts
 
@@ -268,11 +275,12 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     model = make_model()
     checkpoint = callbacks.Checkpoint(tmp_path, every_steps=3)
     data = checkpoint.dataset(make)
-    for other in (stopping(), plateau(), Counter()):
+    for callback in (stopping(), plateau(), Counter()):
         with pytest.raises(
-            UnsupportedError, match=f"{type(other).__name__} comes after .*Put Checkpoint after {type(other).__name__}"
+            UnsupportedError,
+            match=f"{type(callback).__name__} comes after .*Put Checkpoint after {type(callback).__name__}",
         ):
-            model.fit(data, verbose=0, callbacks=[checkpoint, other])
+            model.fit(data, verbose=0, callbacks=[checkpoint, callback])
 
     class Half(keras.callbacks.Callback):
         def get_state(self) -> int:
@@ -293,13 +301,13 @@ def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
 
 class Ranks:
-    """Two ranks, of which this is one; the other's part is given."""
+    """Rank `rank` of two ranks. `peer_values`: The values that the other rank sends, by name."""
 
-    def __init__(self, rank: int, theirs: dict[str, Any]) -> None:
-        self.rank, self.size, self._theirs = rank, 2, theirs
+    def __init__(self, rank: int, peer_values: dict[str, Any]) -> None:
+        self.rank, self.size, self._peer_values = rank, 2, peer_values
 
-    def allgather_object(self, own: Any, name: str) -> list[Any]:
-        return [own, self._theirs[name]] if self.rank == 0 else [self._theirs[name], own]
+    def allgather_object(self, value: Any, name: str) -> list[Any]:
+        return [value, self._peer_values[name]] if self.rank == 0 else [self._peer_values[name], value]
 
 
 def test_each_rank_gets_its_own_state_and_equal_arrays_are_stored_once(tmp_path: Path) -> None:
@@ -314,16 +322,18 @@ def test_each_rank_gets_its_own_state_and_equal_arrays_are_stored_once(tmp_path:
     sent: dict[str, Any] = {}
 
     class Recorder(Ranks):
-        def allgather_object(self, own: Any, name: str) -> list[Any]:
-            sent[name] = own
-            first = (None, ([], [f"float64[1000]-{same}"])) if name.endswith("callbacks") else {}
-            return [first, own]
+        def allgather_object(self, value: Any, name: str) -> list[Any]:
+            sent[name] = value
+            rank_0_value = (None, ([], [f"float64[1000]-{same}"])) if name.endswith("callbacks") else {}
+            return [rank_0_value, value]
 
     import hashlib
 
     same = hashlib.blake2b(np.arange(1000.0).view(np.uint8), digest_size=16).hexdigest()
     callback_states.CallbackStates([Part(1)]).capture(Recorder(1, {}), keep=False)  # type: ignore[arg-type]
-    assert [name[:7] for name in sent["tsps.checkpoint.callbacks.arrays"]] == ["float32"], "an array that rank 0 has"
+    assert [name[:7] for name in sent["tsps.checkpoint.callbacks.arrays"]] == ["float32"], (
+        "rank 1 must not send an array that rank 0 has"
+    )
     captured = callback_states.CallbackStates([Part(0)]).capture(Ranks(0, sent), keep=True)  # type: ignore[arg-type]
     stamp = {"step": 3, "table_step": 2, "id": "x"}
     assert list(captured.write(tmp_path, stamp)) == [manifest.CALLBACKS]
@@ -346,4 +356,4 @@ def test_each_rank_gets_its_own_state_and_equal_arrays_are_stored_once(tmp_path:
 def test_a_checkpoint_without_such_callbacks_has_no_file_of_them(tmp_path: Path) -> None:
     Job(tmp_path, list).run(epochs=1)
     (newest, *_) = directory.CheckpointDirectory(tmp_path).find()
-    assert manifest.CALLBACKS not in {one.name for one in stored_checkpoint.check(newest.path).manifest.files}
+    assert manifest.CALLBACKS not in {file.name for file in stored_checkpoint.check(newest.path).manifest.files}

@@ -1,4 +1,4 @@
-"""`tf-sparse-ps checkpoint diff | compact | export`, and what `list` and `verify` say of increments."""
+"""`tf-sparse-ps checkpoint diff | compact | export`, and how `list` and `verify` describe increments."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def saved(tmp_path: Path) -> tuple[Path, Any, Any]:
     tmp_path = tmp_path / "checkpoints"
     model, random = make_model(2), np.random.default_rng(0)
     note = tf.Variable(tf.constant([1.5, -2.0], tf.bfloat16), name="note")
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer, keep=9, background=False, extra={"note": note})
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer, keep=9, background=False, extra={"note": note})
     train(model, random, 1000)
-    own.save()
+    checkpointer.save()
     for _ in range(3):
         train(model, random)
         erase(model, random.integers(0, 400, 20))
-        own.save()
-    assert [kinds(one) for one in sorted(tmp_path.iterdir())] == [["all"] * 2] + [["changes"] * 2] * 3
-    return tmp_path, model, own
+        checkpointer.save()
+    assert [kinds(checkpoint) for checkpoint in sorted(tmp_path.iterdir())] == [["all"] * 2] + [["changes"] * 2] * 3
+    return tmp_path, model, checkpointer
 
 
 def names(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
+    return sorted(file.name for file in path.iterdir())
 
 
 def step(n: int) -> str:
@@ -59,8 +59,8 @@ def test_list_and_verify_tell_what_is_built_on(saved: Any, capsys: pytest.Captur
         assert lines[0].endswith(f"increment 3 of {step(1)}")
         assert lines[3].endswith("on 1 machine")
         assert run(command, path, "--json") == 0
-        found = json.loads(capsys.readouterr().out)
-        assert [one["builds_on"] for one in found] == [[step(n) for n in range(1, 1 + m)] for m in (3, 2, 1, 0)]
+        listed = json.loads(capsys.readouterr().out)
+        assert [entry["builds_on"] for entry in listed] == [[step(n) for n in range(1, 1 + m)] for m in (3, 2, 1, 0)]
     (path / step(2) / "t0000-table0.tfsps").unlink()
     assert run("list", path) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -73,30 +73,30 @@ def test_list_and_verify_tell_what_is_built_on(saved: Any, capsys: pytest.Captur
 
 
 def test_compact_merges_and_the_job_goes_on(saved: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    path, model, own = saved
+    path, model, checkpointer = saved
     rows, values = of_tables(model), dense_of_checkpoint(path / step(4))
     assert run("compact", path) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [f"{step(4)}  removed"]
     assert names(path) == [step(1), step(2), step(3), f"{step(4)}-2"]
-    whole = path / f"{step(4)}-2"
-    assert (kinds(whole), stored_checkpoint.look(whole).builds_on) == (["all", "all"], ())
-    assert of_checkpoint(whole) == rows
-    for one, other in zip(dense_of_checkpoint(whole), values, strict=True):
-        np.testing.assert_array_equal(one, other)
+    compacted = path / f"{step(4)}-2"
+    assert (kinds(compacted), stored_checkpoint.look(compacted).builds_on) == (["all", "all"], ())
+    assert of_checkpoint(compacted) == rows
+    for value, expected in zip(dense_of_checkpoint(compacted), values, strict=True):
+        np.testing.assert_array_equal(value, expected)
     assert run("verify", path) == 0
     capsys.readouterr()
-    # What it was built on is not there any more: the job saves all rows.
+    # The base of these increments was deleted, so the job saves all rows.
     train(model, np.random.default_rng(1))
-    last = own.save()
+    last = checkpointer.save()
     assert kinds(last) == ["all", "all"]
     assert of_checkpoint(last) == of_tables(model)
-    # There is nothing to merge; others go.
+    # Nothing is left to merge, and `--keep 1` removes all other checkpoints.
     assert run("compact", path, "--keep", 1, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "checkpoint": step(5),
         "merged": [],
         "removed": [step(1), step(2), step(3), f"{step(4)}-2"],
-        "bytes": sum(one.size for one in stored_checkpoint.look(Path(last)).manifest.files),
+        "bytes": sum(file.size for file in stored_checkpoint.look(Path(last)).manifest.files),
     }
     assert names(path) == [step(5)]
 
@@ -106,11 +106,11 @@ def test_a_compacted_checkpoint_is_restored(saved: Any) -> None:
     done = compaction.compact(path, keep=1)
     assert done.merged == tuple(step(n) for n in range(1, 5))
     assert names(path) == [f"{step(4)}-2"]
-    second = make_model(2)
+    restored_model = make_model(2)
     note = tf.Variable(tf.constant([0.0, 0.0], tf.bfloat16), name="note")
-    own = tsps.Checkpointer(path, second, second.optimizer, extra={"note": note})
-    assert own.restore() == str(done.checkpoint)
-    assert of_tables(second) == of_tables(model)
+    checkpointer = tsps.Checkpointer(path, restored_model, restored_model.optimizer, extra={"note": note})
+    assert checkpointer.restore() == str(done.checkpoint)
+    assert of_tables(restored_model) == of_tables(model)
     np.testing.assert_array_equal(note.numpy().astype(np.float32), [1.5, -2.0])
 
 
@@ -134,21 +134,21 @@ def test_compact_passes_over_damage_and_is_refused_beside_a_save(
 def test_diff_counts_rows_and_names_variables(saved: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path, _, _ = saved
     assert run("diff", path, "--json") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["old"], found["new"]) == ({"name": step(3), "step": 3}, {"name": step(4), "step": 4})
-    before, after = of_checkpoint(path / step(3)), of_checkpoint(path / step(4))
-    for number, one in enumerate(found["tables"].values()):
-        a, b = before[number], after[number]
-        both = a.keys() & b.keys()
-        assert one == {
-            "equal": sum(a[key] == b[key] for key in both),
-            "changed": sum(a[key] != b[key] for key in both),
+    report = json.loads(capsys.readouterr().out)
+    assert (report["old"], report["new"]) == ({"name": step(3), "step": 3}, {"name": step(4), "step": 4})
+    old, new = of_checkpoint(path / step(3)), of_checkpoint(path / step(4))
+    for number, counts in enumerate(report["tables"].values()):
+        a, b = old[number], new[number]
+        common = a.keys() & b.keys()
+        assert counts == {
+            "equal": sum(a[key] == b[key] for key in common),
+            "changed": sum(a[key] != b[key] for key in common),
             "added": len(b.keys() - a.keys()),
             "removed": len(a.keys() - b.keys()),
         }
-        assert min(one.values()) > 0
-    assert any("kernel" in name for name in found["variables"]["changed"])
-    assert "note" not in found["variables"]["changed"]
+        assert min(counts.values()) > 0
+    assert any("kernel" in name for name in report["variables"]["changed"])
+    assert "note" not in report["variables"]["changed"]
     compaction.compact(path)
     assert run("diff", path / f"{step(4)}-2", path) == 0
     out = capsys.readouterr().out
@@ -170,8 +170,8 @@ def test_export_writes_files_that_tables_and_numpy_read(saved: Any, capsys: pyte
         with Table.create(path.parent / f"group{number}" / config.name, config) as table:
             assert table.restore(out) == len(rows)
             block = table.scan().read()
-            found = np.concatenate([block.rows, *block.slots], 1)
-            assert {int(k): v.tobytes() for k, v in zip(block.keys, found, strict=True)} == rows
+            values = np.concatenate([block.rows, *block.slots], 1)
+            assert {int(k): v.tobytes() for k, v in zip(block.keys, values, strict=True)} == rows
     facts = json.loads((out / "checkpoint.json").read_text())
     assert (facts["checkpoint"], facts["step"], facts["batch"]) == (step(4), 4, 4)
     with np.load(out / "variables.npz") as arrays:
@@ -201,14 +201,14 @@ def test_one_checkpoint_may_be_named(saved: Any, capsys: pytest.CaptureFixture[s
     (path / step(1) / "manifest.json").unlink()
     assert run("verify", path / step(3)) == 1
     assert f"it builds on {step(1)}" in capsys.readouterr().out
-    for arguments, said in (
+    for arguments, message in (
         (("compact", path / step(3)), "is a checkpoint. compact takes the directory that it is in"),
         (("compact", path, "--keep", "0"), "must be an integer of at least 1. Received: '0'"),
         (("export", path, "--to", path / step(3) / "variables.npz"), "is there, and no folder"),
     ):
         with pytest.raises(SystemExit):
             run(*arguments)
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_the_commands_need_no_tensorflow(saved: Any) -> None:

@@ -1,4 +1,4 @@
-"""The files of checkpoints: whole ones are found whatever was killed, damaged, mixed up or could not be written."""
+"""The files of checkpoints: the newest complete checkpoint is found after kills, damage and failed writes."""
 
 from __future__ import annotations
 
@@ -30,83 +30,83 @@ HERE = Path(__file__).resolve().parent
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(file.name for file in folder.iterdir())
 
 
 def newest_quietly(folder: Path) -> tuple[stored_checkpoint.StoredCheckpoint | None, list[Path], list[str]]:
-    """The newest whole checkpoint, what was passed over, and the warnings."""
+    """Returns the newest complete checkpoint, the checkpoints that were passed over, and the texts of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)  # not ResourceWarning: of garbage of an earlier test
-        found, skipped = CheckpointDirectory(folder).newest()
-    return found, skipped, [str(one.message) for one in caught]
+        warnings.simplefilter("always", UserWarning)  # not ResourceWarning: garbage of an earlier test may raise it
+        newest, skipped = CheckpointDirectory(folder).newest()
+    return newest, skipped, [str(warning.message) for warning in caught]
 
 
 def test_the_newest_checkpoint_is_found_and_old_ones_are_removed(tmp_path: Path) -> None:
-    one = CheckpointDirectory(tmp_path / "made" / "by the first save")
-    assert one.newest() == (None, [])
+    checkpoints = CheckpointDirectory(tmp_path / "made" / "by the first save")
+    assert checkpoints.newest() == (None, [])
     for step in (3, 10, 20, 1000):
-        support.save(one, step)
-    assert names(one.path) == ["step-000000000010", "step-000000000020", "step-000000001000"]
-    found, skipped = one.newest()
-    assert found is not None
-    assert (found.path.name, found.manifest.step, skipped) == ("step-000000001000", 1000, [])
-    support.must_hold(found.path, 1000)
+        support.save(checkpoints, step)
+    assert names(checkpoints.path) == ["step-000000000010", "step-000000000020", "step-000000001000"]
+    newest, skipped = checkpoints.newest()
+    assert newest is not None
+    assert (newest.path.name, newest.manifest.step, skipped) == ("step-000000001000", 1000, [])
+    support.must_hold(newest.path, 1000)
 
 
 def test_a_step_that_is_saved_again_gets_another_name(tmp_path: Path) -> None:
-    one = CheckpointDirectory(tmp_path)
-    assert [support.save(one, 7).name for _ in range(3)] == [
+    checkpoints = CheckpointDirectory(tmp_path)
+    assert [support.save(checkpoints, 7).name for _ in range(3)] == [
         "step-000000000007",
         "step-000000000007-2",
         "step-000000000007-3",
     ]
-    found, _ = one.newest()
-    assert found is not None
-    assert found.path.name == "step-000000000007-3"
+    newest, _ = checkpoints.newest()
+    assert newest is not None
+    assert newest.path.name == "step-000000000007-3"
 
 
 def test_damaged_checkpoints_do_not_count_as_kept_and_go_with_the_next_save(tmp_path: Path) -> None:
-    one = CheckpointDirectory(tmp_path)
-    paths = [support.save(one, step) for step in (10, 20, 30)]
+    checkpoints = CheckpointDirectory(tmp_path)
+    paths = [support.save(checkpoints, step) for step in (10, 20, 30)]
     (paths[2] / support.FILES[0]).write_bytes(b"x")
     os.unlink(paths[1] / manifest.NAME)
-    found, skipped, said = newest_quietly(tmp_path)
-    assert found is not None
-    assert found.path == paths[0]
+    newest, skipped, messages = newest_quietly(tmp_path)
+    assert newest is not None
+    assert newest.path == paths[0]
     assert skipped == [paths[2], paths[1]]
-    assert f"{paths[2]} is passed over" in said[0]
-    assert "has 1 bytes" in said[0]
-    assert "manifest.json is missing" in said[1]
-    support.save(one, 15, keep=2, passed_over=tuple(skipped))
+    assert f"{paths[2]} is passed over" in messages[0]
+    assert "has 1 bytes" in messages[0]
+    assert "manifest.json is missing" in messages[1]
+    support.save(checkpoints, 15, keep=2, passed_over=tuple(skipped))
     assert names(tmp_path) == ["step-000000000010", "step-000000000015"]
 
 
 def test_a_later_step_that_is_whole_is_not_removed(tmp_path: Path) -> None:
-    one = CheckpointDirectory(tmp_path)
+    checkpoints = CheckpointDirectory(tmp_path)
     for step in (30, 10):
-        support.save(one, step, keep=1)
+        support.save(checkpoints, step, keep=1)
     assert names(tmp_path) == ["step-000000000010", "step-000000000030"]
 
 
 def test_a_checkpoint_of_a_later_version_is_refused_and_not_passed_over(tmp_path: Path) -> None:
-    one = CheckpointDirectory(tmp_path)
-    support.save(one, 5)
-    file = support.save(one, 6) / manifest.NAME
+    checkpoints = CheckpointDirectory(tmp_path)
+    support.save(checkpoints, 5)
+    file = support.save(checkpoints, 6) / manifest.NAME
     with pytest.MonkeyPatch.context() as patch:
-        content, _ = one.newest()
+        content, _ = checkpoints.newest()
         assert content is not None
         patch.setattr(manifest, "VERSION", 5)
         file.write_bytes(content.manifest.encode())
     with pytest.raises(UnsupportedError, match=r"manifest\.json has version 5\. This .* reads versions 1 to 4\."):
-        one.newest()
+        checkpoints.newest()
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EBADMSG, errno.EMFILE, errno.EACCES, errno.ESTALE])
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_only_if_the_disk_is_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    one = CheckpointDirectory(tmp_path)
-    paths = [support.save(one, step) for step in (5, 6)]
+    checkpoints = CheckpointDirectory(tmp_path)
+    paths = [support.save(checkpoints, step) for step in (5, 6)]
     checksum = stored_checkpoint.file_crc32
 
     def refusing(file: Path, *more: Any) -> str:
@@ -116,31 +116,35 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_only_if_the_disk_is_why
 
     monkeypatch.setattr(stored_checkpoint, "file_crc32", refusing)
     if number in (errno.EIO, errno.EBADMSG):
-        found, skipped, said = newest_quietly(tmp_path)
-        assert found is not None
-        assert (found.path, skipped) == (paths[0], [paths[1]])
-        assert os.strerror(number) in said[0]
+        newest, skipped, messages = newest_quietly(tmp_path)
+        assert newest is not None
+        assert (newest.path, skipped) == (paths[0], [paths[1]])
+        assert os.strerror(number) in messages[0]
     else:
         with pytest.raises(OSError, match=os.strerror(number)):
-            one.newest()
+            checkpoints.newest()
     assert len(names(tmp_path)) == 2
 
 
 def test_a_renamed_checkpoint_is_not_taken_for_another(tmp_path: Path) -> None:
-    one = CheckpointDirectory(tmp_path)
-    path = support.save(one, 5)
+    checkpoints = CheckpointDirectory(tmp_path)
+    path = support.save(checkpoints, 5)
     path.rename(tmp_path / "step-000000000009")
-    found, skipped, said = newest_quietly(tmp_path)
-    assert found is None
+    newest, skipped, messages = newest_quietly(tmp_path)
+    assert newest is None
     assert len(skipped) == 1
-    assert "is that of 'step-000000000005'" in said[0]
+    assert "is that of 'step-000000000005'" in messages[0]
 
 
 def test_nobody_saves_beside_a_save(tmp_path: Path) -> None:
-    one = CheckpointDirectory(tmp_path)
-    with one.saving(1, "rank 0"), pytest.raises(WriterLockedError, match="rank 0"), one.saving(2, "another"):
+    checkpoints = CheckpointDirectory(tmp_path)
+    with (
+        checkpoints.saving(1, "rank 0"),
+        pytest.raises(WriterLockedError, match="rank 0"),
+        checkpoints.saving(2, "another"),
+    ):
         pass
-    support.save(one, 3)
+    support.save(checkpoints, 3)
 
 
 def test_arrays_of_all_types_are_read_as_they_were(tmp_path: Path) -> None:
@@ -151,8 +155,8 @@ def test_arrays_of_all_types_are_read_as_they_were(tmp_path: Path) -> None:
     array_file.write(tmp_path / "a.npz", [(number, np.asarray(array)) for number, array in arrays], {"n": 1})
     facts, read = array_file.read(tmp_path / "a.npz")
     assert facts == {"n": 1}
-    for (number, array), (found, stored) in zip(arrays, read, strict=True):
-        assert number == found
+    for (number, array), (stored_number, stored) in zip(arrays, read, strict=True):
+        assert number == stored_number
         back = array_file.typed(stored, np.asarray(array).dtype)
         assert (back.dtype, back.shape) == (np.asarray(array).dtype, np.shape(array))
         assert back.tobytes() == np.asarray(array).tobytes()
@@ -162,7 +166,7 @@ def test_arrays_of_all_types_are_read_as_they_were(tmp_path: Path) -> None:
 
 
 def damage_at_random(base: Path, times: int, seed: int) -> Iterator[str]:
-    """Damages the newer of two checkpoints, and looks whether the older one is found. Yields what was done."""
+    """Damages the newer of two checkpoints and asserts that the older one is found. Yields the damage."""
     template = base / "template"
     older, newer = (support.save(CheckpointDirectory(template), step).name for step in (10, 20))
     draw = random.Random(seed)
@@ -171,12 +175,12 @@ def damage_at_random(base: Path, times: int, seed: int) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(template, folder)
         done = damage_support.at_random(folder / newer, number, draw)
-        found, skipped, said = newest_quietly(folder)
-        assert found is not None, done
-        assert found.path == folder / older, f"{done} was not found"
+        newest, skipped, messages = newest_quietly(folder)
+        assert newest is not None, done
+        assert newest.path == folder / older, f"the damage was not found: {done}"
         assert skipped == [folder / newer], done
-        assert len(said) == 1, done
-        support.must_hold(found.path, 10)
+        assert len(messages) == 1, done
+        support.must_hold(newest.path, 10)
         yield done
 
 
@@ -192,11 +196,11 @@ def test_a_damaged_checkpoint_is_passed_over_4000_times(tmp_path: Path) -> None:
 def test_the_test_of_damage_fails_if_checksums_are_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = stored_checkpoint.file_crc32
+    file_crc32 = stored_checkpoint.file_crc32
 
     def blind(path: Path, progress: object = None) -> str:
         template = tmp_path / "template" / path.parent.name / path.name
-        return whole(template if template.exists() and "tried" in path.parts else path)
+        return file_crc32(template if template.exists() and "tried" in path.parts else path)
 
     monkeypatch.setattr(stored_checkpoint, "file_crc32", blind)
     with pytest.raises(AssertionError):
@@ -224,18 +228,18 @@ def test_a_file_that_is_no_manifest_is_refused(data: bytes, error: type[Exceptio
 def test_a_manifest_names_files_of_its_own_folder_only(name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest, "_FILE_NAME", __import__("re").compile(".*"))
-        one = manifest.Manifest(
+        encoded = manifest.Manifest(
             "n", 1, 1, 0, 1, 1, 1, None, "i", "r", (), {}, (), (), (manifest.FileEntry(name, 1, "00000000"),)
         ).encode()
     with pytest.raises(DamagedFileError, match="name"):
-        manifest.Manifest.decode(one, "here.json")
+        manifest.Manifest.decode(encoded, "here.json")
 
 
 # --- kills ---
 
 
 def kill_at(folder: Path, step: int, point: str, passes: int = 0) -> subprocess.CompletedProcess[str]:
-    """Saves in another process, which is killed at a point; keeps one checkpoint."""
+    """Saves in another process, which is killed at a fault point. Keeps one checkpoint."""
     command = [sys.executable, str(HERE / "checkpoint_support.py"), str(folder), str(step), point, str(passes)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -247,27 +251,27 @@ def kill_at(folder: Path, step: int, point: str, passes: int = 0) -> subprocess.
 def test_a_save_that_is_killed_leaves_whole_checkpoints_and_nothing_that_stays(
     tmp_path: Path, point: str, passes: int
 ) -> None:
-    one = CheckpointDirectory(tmp_path)
-    support.save(one, 10)
+    checkpoints = CheckpointDirectory(tmp_path)
+    support.save(checkpoints, 10)
     killed = kill_at(tmp_path, 20, point, passes)
     assert killed.returncode == -9, killed.stderr
-    found, skipped, said = newest_quietly(tmp_path)
-    assert found is not None
-    assert (skipped, said) == ([], [])
+    newest, skipped, messages = newest_quietly(tmp_path)
+    assert newest is not None
+    assert (skipped, messages) == ([], [])
     renamed = fault_points.POINTS.index(point) >= fault_points.POINTS.index("renamed")
-    assert found.manifest.step == (20 if renamed else 10)
-    support.must_hold(found.path, found.manifest.step)
-    # Another kill at the same point, on top of what is left; then a save that is not killed.
+    assert newest.manifest.step == (20 if renamed else 10)
+    support.must_hold(newest.path, newest.manifest.step)
+    # A second save is killed at the same point, on top of the leftover files; the third one completes.
     assert kill_at(tmp_path, 30, point, passes).returncode == -9
-    found, _, _ = newest_quietly(tmp_path)
-    assert found is not None
-    last = found.manifest.step
+    newest, _, _ = newest_quietly(tmp_path)
+    assert newest is not None
+    last = newest.manifest.step
     assert last == (30 if renamed else 10)
-    support.save(one, 40, keep=2)
+    support.save(checkpoints, 40, keep=2)
     assert names(tmp_path) == [f"step-{last:012d}", "step-000000000040"]
 
 
-# --- no room, no right ---
+# --- a full disk, missing permissions ---
 
 
 def test_a_save_to_a_full_disk_is_an_error_and_leaves_the_checkpoints_before(tmp_path: Path) -> None:
@@ -276,27 +280,27 @@ def test_a_save_to_a_full_disk_is_an_error_and_leaves_the_checkpoints_before(tmp
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("a small file system cannot be mounted here: no right to")
     try:
-        one = CheckpointDirectory(disk / "checkpoints")
-        support.save(one, 10)
+        checkpoints = CheckpointDirectory(disk / "checkpoints")
+        support.save(checkpoints, 10)
         filler = disk / "filler"
         with open(filler, "wb", buffering=0) as stream, contextlib.suppress(OSError):
             while True:
                 stream.write(bytes(4096))
         with pytest.raises(OSError, match="No space") as error:
-            support.save(one, 20)
+            support.save(checkpoints, 20)
         assert error.value.errno == errno.ENOSPC
-        assert names(one.path) == ["step-000000000010"]
+        assert names(checkpoints.path) == ["step-000000000010"]
         filler.unlink()
-        support.save(one, 30)
-        assert names(one.path) == ["step-000000000010", "step-000000000030"]
+        support.save(checkpoints, 30)
+        assert names(checkpoints.path) == ["step-000000000010", "step-000000000030"]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.parametrize("point", fault_points.POINTS[1:7])
 def test_a_save_that_fails_at_any_point_leaves_the_checkpoints_before(tmp_path: Path, point: str) -> None:
-    one = CheckpointDirectory(tmp_path)
-    support.save(one, 10)
+    checkpoints = CheckpointDirectory(tmp_path)
+    support.save(checkpoints, 10)
 
     def fail(reached: str) -> None:
         if reached == point:
@@ -305,13 +309,13 @@ def test_a_save_that_fails_at_any_point_leaves_the_checkpoints_before(tmp_path: 
     fault_points.set_action(fail)
     try:
         with pytest.raises(OSError, match="No space"):
-            support.save(one, 20)
+            support.save(checkpoints, 20)
     finally:
         fault_points.set_action(None)
-    after = ["step-000000000010"] + ["step-000000000020"] * (point == "renamed")
-    assert names(tmp_path) == after
-    support.save(one, 30)
-    assert names(tmp_path) == [*after, "step-000000000030"]
+    remaining = ["step-000000000010"] + ["step-000000000020"] * (point == "renamed")
+    assert names(tmp_path) == remaining
+    support.save(checkpoints, 30)
+    assert names(tmp_path) == [*remaining, "step-000000000030"]
 
 
 def test_a_save_to_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
@@ -320,28 +324,30 @@ def test_a_save_to_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path
         support.save(CheckpointDirectory(tmp_path / "file" / "checkpoints"), 1)
     disk = tmp_path / "disk"
     disk.mkdir()
-    one = CheckpointDirectory(disk)
+    checkpoints = CheckpointDirectory(disk)
     if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("a read-only file system cannot be mounted here: no right to")
     try:
-        support.save(one, 10)
+        support.save(checkpoints, 10)
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with pytest.raises(OSError, match="Read-only"):
-            support.save(one, 20)
-        found, _ = one.newest()
-        assert found is not None
-        assert found.manifest.step == 10
+            support.save(checkpoints, 20)
+        newest, _ = checkpoints.newest()
+        assert newest is not None
+        assert newest.manifest.step == 10
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-        support.save(one, 30)
+        support.save(checkpoints, 30)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_folder_is_checked_by_itself(tmp_path: Path) -> None:
     path = support.save(CheckpointDirectory(tmp_path), 4)
-    seen: dict[str, int] = {}
-    checked = stored_checkpoint.check(path, lambda name, n: seen.__setitem__(name, seen.get(name, 0) + n))
-    assert seen == {one.name: one.size for one in checked.manifest.files}
+    bytes_checked: dict[str, int] = {}
+    checked = stored_checkpoint.check(
+        path, lambda name, n: bytes_checked.__setitem__(name, bytes_checked.get(name, 0) + n)
+    )
+    assert bytes_checked == {file.name: file.size for file in checked.manifest.files}
     with pytest.raises(NotFoundError, match="incomplete"):
         stored_checkpoint.check(tmp_path / "step-000000000005")
 
@@ -352,8 +358,8 @@ def test_a_folder_is_checked_by_itself(tmp_path: Path) -> None:
 def test_checkpoints_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["checkpoint", "list", str(tmp_path)]) == 1
     assert "has no checkpoints" in capsys.readouterr().err
-    one = CheckpointDirectory(tmp_path)
-    older, newer = support.save(one, 10), support.save(one, 20)
+    checkpoints = CheckpointDirectory(tmp_path)
+    older, newer = support.save(checkpoints, 10), support.save(checkpoints, 20)
     for command in ("list", "verify"):
         assert command_line.main(["checkpoint", command, str(tmp_path)]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -362,12 +368,12 @@ def test_checkpoints_are_listed_and_verified(tmp_path: Path, capsys: pytest.Capt
     data = bytearray((newer / support.FILES[0]).read_bytes())
     data[100] ^= 1
     (newer / support.FILES[0]).write_bytes(data)
-    assert command_line.main(["checkpoint", "list", "--json", str(tmp_path)]) == 0  # it does not read the file
-    assert [found["step"] for found in json.loads(capsys.readouterr().out)] == [20, 10]
+    assert command_line.main(["checkpoint", "list", "--json", str(tmp_path)]) == 0  # `list` does not read the file
+    assert [listed["step"] for listed in json.loads(capsys.readouterr().out)] == [20, 10]
     assert command_line.main(["checkpoint", "verify", "--json", str(tmp_path)]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert "first.npz is damaged: its checksum is" in found[0]["problem"]
-    assert (found[1]["name"], found[1]["problem"]) == (older.name, None)
+    listed = json.loads(capsys.readouterr().out)
+    assert "first.npz is damaged: its checksum is" in listed[0]["problem"]
+    assert (listed[1]["name"], listed[1]["problem"]) == (older.name, None)
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["checkpoint", "list", str(tmp_path / "none")])
     assert "is no directory" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`Checkpointer` and `callbacks.Checkpoint` on one rank: what is saved, what comes back, and what is refused."""
+"""`Checkpointer` and `callbacks.Checkpoint` on one rank: what they save, restore and refuse."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from tf_sparse_ps.checkpoints.resumable import ResumableDataset
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 
 keras = _keras.keras
-# Each model of a process has other tables, which begin with other values.
+# Every model of a process has tables of its own, which begin with other values.
 pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
 
 
 def make_model(
     width: int = 3, n_tables: int = 1, optimizer: Any = None, dtype: str = "float32", cache: Any = None
 ) -> Any:
-    """ids[batch, 2] -> tables -> one output, compiled."""
+    """Returns a compiled model: ids[batch, 2] -> tables -> one output."""
     inputs = keras.Input((2,), dtype="int64")
     configs = [tsps.TableConfig(f"table{i}", width, dtype=dtype) for i in range(n_tables)]
-    parts = [keras.layers.Flatten()(tsps.Embedding(None, width, table=one, cache=cache)(inputs)) for one in configs]
+    parts = [
+        keras.layers.Flatten()(tsps.Embedding(None, width, table=config, cache=cache)(inputs)) for config in configs
+    ]
     joined = parts[0] if n_tables == 1 else keras.layers.Concatenate()(parts)
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(joined)))
     model.compile(tsps.DistributedOptimizer(optimizer or keras.optimizers.Adam(0.1)), "mse", metrics=["mae"])
@@ -40,7 +42,7 @@ def make_model(
 
 
 def make(epoch: int) -> tf.data.Dataset:
-    """Five batches of an epoch."""
+    """Returns the five batches of an epoch."""
     random = np.random.default_rng(epoch)
     x = random.integers(0, 50, (20, 2))
     return tf.data.Dataset.from_tensor_slices((x, random.normal(size=(20, 1)).astype(np.float32))).batch(4)
@@ -51,125 +53,125 @@ def fit(model: Any, checkpoint: Any, epochs: int = 2, **options: Any) -> Any:
 
 
 def content(model: Any) -> list[Any]:
-    """Keys, rows and slots, in the order of the keys, and the dense variables but for metrics."""
-    found: list[Any] = []
+    """Returns keys, rows and slots in the order of the keys, and the dense variables without metrics."""
+    arrays: list[Any] = []
     for binding in tables.of(model):
         keys, rows, slots, _ = binding.reader().scan(slots=True).read()
         order = np.argsort(keys)
-        found += [keys[order], rows[order], *(one[order] for one in slots)]
+        arrays += [keys[order], rows[order], *(plane[order] for plane in slots)]
     entries = variables.collect(model, model.optimizer, {})
-    return found + [one.variable.numpy() for one in entries if one.kind != "metric"]
+    return arrays + [entry.variable.numpy() for entry in entries if entry.kind != "metric"]
 
 
 def must_equal(a: list[Any], b: list[Any]) -> None:
     assert len(a) == len(b)
-    for one, other in zip(a, b, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def folders(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir())
+    return sorted(folder.name for folder in path.iterdir())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tables_dense_weights_optimizer_and_position_come_back(tmp_path: Path, dtype: str) -> None:
-    first = make_model(n_tables=2, dtype=dtype)
+    saved_model = make_model(n_tables=2, dtype=dtype)
     note = tf.Variable([1.0, 2.0])
     checkpoint = callbacks.Checkpoint(tmp_path, every_steps=3, extra={"note": note})
-    fit(first, checkpoint)
-    expected, step = content(first), tables.committed_step()
-    # The three newest, and what they build on.
-    assert folders(tmp_path) == [f"step-{made:012d}" for made in (3, 6, 9, 10)]
+    fit(saved_model, checkpoint)
+    expected, step = content(saved_model), tables.committed_step()
+    # The three newest checkpoints, and those that they build on.
+    assert folders(tmp_path) == [f"step-{n_updates:012d}" for n_updates in (3, 6, 9, 10)]
 
-    first.fit(make(0), verbose=0)  # the tables of a process have one step
+    saved_model.fit(make(0), verbose=0)  # all tables of a process count the same steps
 
-    second, other = make_model(n_tables=2, dtype=dtype), tf.Variable([0.0, 0.0])
-    checkpointer = tsps.Checkpointer(tmp_path, second, second.optimizer, extra={"note": other})
+    restored_model, restored_note = make_model(n_tables=2, dtype=dtype), tf.Variable([0.0, 0.0])
+    checkpointer = tsps.Checkpointer(tmp_path, restored_model, restored_model.optimizer, extra={"note": restored_note})
     assert checkpointer.latest() == str(tmp_path / "step-000000000010")
     assert checkpointer.restore() == checkpointer.latest()
-    must_equal(content(second), expected)
-    np.testing.assert_array_equal(other.numpy(), [1.0, 2.0])
+    must_equal(content(restored_model), expected)
+    np.testing.assert_array_equal(restored_note.numpy(), [1.0, 2.0])
     assert (checkpointer.position.epoch, checkpointer.position.batch) == (2, 0)
     assert tables.committed_step() == step
 
 
 def test_a_restored_model_trains_as_the_saved_one(tmp_path: Path) -> None:
-    first = make_model()
-    fit(first, callbacks.Checkpoint(tmp_path / "a", every_steps=7), epochs=1)
+    saved_model = make_model()
+    fit(saved_model, callbacks.Checkpoint(tmp_path / "a", every_steps=7), epochs=1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     known = np.concatenate([x.numpy().reshape(-1) for epoch in range(3) for x, _ in make(epoch)])
-    for binding in tables.of(first):  # of models of one process the others have other initial values
+    for binding in tables.of(saved_model):  # the tables of the second model have other initial values
         binding.assign(np.unique(known), np.ones((len(np.unique(known)), 3), np.float32))
-    tsps.Checkpointer(tmp_path / "c", first, first.optimizer, background=False).save()
-    second = make_model()
-    tsps.Checkpointer(tmp_path / "c", second, second.optimizer).restore()
-    for model in (first, second):
+    tsps.Checkpointer(tmp_path / "c", saved_model, saved_model.optimizer, background=False).save()
+    restored_model = make_model()
+    tsps.Checkpointer(tmp_path / "c", restored_model, restored_model.optimizer).restore()
+    for model in (saved_model, restored_model):
         for epoch in (1, 2):
             model.fit(make(epoch), verbose=0)
-    must_equal(content(second), content(first))
+    must_equal(content(restored_model), content(saved_model))
 
 
 @pytest.mark.parametrize("rows", [10, 100])
 @pytest.mark.daily_cases(1)
 def test_rows_that_are_newer_on_a_device_are_saved_and_restored(tmp_path: Path, rows: int) -> None:
     cache = tsps.DeviceCache(rows=rows)
-    first = make_model(cache=cache)
-    fit(first, callbacks.Checkpoint(tmp_path, every_steps=4))
-    (binding,) = tables.of(first)
+    saved_model = make_model(cache=cache)
+    fit(saved_model, callbacks.Checkpoint(tmp_path, every_steps=4))
+    (binding,) = tables.of(saved_model)
     assert binding.cache is not None
     assert binding.cache.statistics()["hits"] > 0
-    expected = content(first)
-    first.fit(make(0), verbose=0)
-    tsps.Checkpointer(tmp_path / "c", first, first.optimizer, background=False).save()
-    again = content(first)
+    expected = content(saved_model)
+    saved_model.fit(make(0), verbose=0)
+    tsps.Checkpointer(tmp_path / "c", saved_model, saved_model.optimizer, background=False).save()
+    expected_later = content(saved_model)
     for other_cache in (cache, None):
-        second = make_model(cache=other_cache)
-        assert tsps.Checkpointer(tmp_path, second, second.optimizer).restore() is not None
-        must_equal(content(second), expected)
-        second.fit(make(0), verbose=0)
-        for one, other in zip(content(second)[1:], again[1:], strict=True):
-            np.testing.assert_allclose(one, other, atol=2e-5)
+        restored_model = make_model(cache=other_cache)
+        assert tsps.Checkpointer(tmp_path, restored_model, restored_model.optimizer).restore() is not None
+        must_equal(content(restored_model), expected)
+        restored_model.fit(make(0), verbose=0)
+        for x, y in zip(content(restored_model)[1:], expected_later[1:], strict=True):
+            np.testing.assert_allclose(x, y, atol=2e-5)
 
 
 def test_iterating_begins_where_training_goes_on(tmp_path: Path) -> None:
     model = make_model()
     checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
     data = checkpointer.dataset(make)
-    seen: list[tuple[int, int]] = []
+    batches_seen: list[tuple[int, int]] = []
     for epoch in checkpointer.epochs(2):
         for number, (x, y) in enumerate(data):
             np.testing.assert_array_equal(x, list(make(epoch))[number][0])
             model.train_on_batch(x, y)
-            seen.append((epoch, number))
+            batches_seen.append((epoch, number))
             if (epoch, number) == (1, 2):
                 checkpointer.save()
                 break
-    assert seen == [(0, n) for n in range(5)] + [(1, n) for n in range(3)]
+    assert batches_seen == [(0, n) for n in range(5)] + [(1, n) for n in range(3)]
     assert (checkpointer.position.epoch, checkpointer.position.batch) == (2, 0)
 
-    second = make_model()
-    checkpointer = tsps.Checkpointer(tmp_path, second, second.optimizer)
-    left = checkpointer.dataset(make)
+    restored_model = make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, restored_model, restored_model.optimizer)
+    remaining = checkpointer.dataset(make)
     checkpointer.restore()
     assert (checkpointer.position.epoch, checkpointer.position.batch) == (1, 3)
     assert list(checkpointer.epochs(1)) == []
     for epoch in checkpointer.epochs(2):
-        batches = list(left)
+        batches = list(remaining)
         assert (epoch, len(batches)) == (1, 2)
         np.testing.assert_array_equal(batches[0][0], list(make(1))[3][0])
 
 
 def test_an_update_that_comes_before_the_first_batch_is_read_skips_none(tmp_path: Path) -> None:
-    """Within a step nothing orders the two."""
+    """Within a step, the update and the first read of a batch have no order."""
     model = make_model()
     checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
-    batches = iter(checkpointer.dataset(make).prefetch(1))  # behind another stage nobody counts what a loop takes
+    batches = iter(checkpointer.dataset(make).prefetch(1))  # later stages hide which batch the loop took
     model.optimizer.iterations.assign_add(1)
     assert len(list(batches)) == 5
     assert checkpointer.position.batch == 1
 
 
-# --- what is refused ---
+# --- refusals ---
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         tsps.Checkpointer("gs://bucket", model, model.optimizer)
     with pytest.raises(TypeError, match=r"extra\['n'\] must be a variable\. Received: int"):
         tsps.Checkpointer(tmp_path, model, model.optimizer, extra={"n": 3})
-    for options, said in (
+    for options, message in (
         ({}, "one of `every_steps` and `every_seconds`"),
         ({"every_steps": 1, "every_seconds": 1}, "one of `every_steps` and `every_seconds`"),
         ({"every_steps": 0}, r"`every_steps` must be above 0\. Received: every_steps=0"),
@@ -192,27 +194,27 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         ({"every_seconds": "600"}, "must be a number of seconds. Received: every_seconds='600'"),
         ({"every_steps": 1, "keep": 0}, "keep=0"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             callbacks.Checkpoint(tmp_path, **options)  # type: ignore[arg-type]
-    for options, said in (
+    for options, message in (
         ({"extra": {"n": 3}}, r"extra\['n'\] must be a variable\. Received: int"),
         ({"extra": [1]}, r"must be a dict of variables by name\. Received: extra=\[1\]"),
         ({"directory": None}, "`directory` must be a path. Received: directory=None"),
     ):
-        with pytest.raises(TypeError, match=said):
+        with pytest.raises(TypeError, match=message):
             callbacks.Checkpoint(**{"directory": tmp_path, "every_steps": 1, **options})  # type: ignore[arg-type]
 
 
 def test_other_inputs_of_fit_are_refused(tmp_path: Path) -> None:
     model = make_model()
 
-    def begin(data: Any, *more: Any, wanted: bool = True, **options: Any) -> None:
+    def begin(data: Any, *more: Any, resumable: bool = True, **options: Any) -> None:
         checkpoint = callbacks.Checkpoint(tmp_path, every_steps=3)
-        given = checkpoint.dataset(make) if wanted else None
-        model.fit(given if data is None else data, callbacks=[checkpoint, *more], verbose=0, **options)
+        resumable_data = checkpoint.dataset(make) if resumable else None
+        model.fit(resumable_data if data is None else data, callbacks=[checkpoint, *more], verbose=0, **options)
 
     with pytest.raises(ValueError, match=r"fit was not given checkpoint\.dataset"):
-        begin(make(0), wanted=False)
+        begin(make(0), resumable=False)
     with pytest.raises(ValueError, match="fit makes 5 steps per epoch, but"):
         begin(make(0))
     with pytest.raises(ValueError, match="fit makes 4 steps per epoch, but"):
@@ -239,35 +241,35 @@ def test_data_that_cannot_be_gone_on_with_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_another_run_are_not_mixed_with_this_ones(tmp_path: Path) -> None:
-    first, second = make_model(), make_model()
-    one = tsps.Checkpointer(tmp_path, first, first.optimizer)
-    one.save(5)
-    one.save(6)
-    one.wait()
+    model, other_model = make_model(), make_model()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    checkpointer.save(5)
+    checkpointer.save(6)
+    checkpointer.wait()
     with pytest.raises(ValueError, match="has a checkpoint of step 6, and this one is of step 2"):
-        one.save(2)
-    other = tsps.Checkpointer(tmp_path, second, second.optimizer)
+        checkpointer.save(2)
+    other_checkpointer = tsps.Checkpointer(tmp_path, other_model, other_model.optimizer)
     with pytest.raises(StateError, match=r"step-000000000006 and 1 more, .* call restore\(\)"):
-        other.save(7)
-    other.restore()
-    other.save(7)
-    other.wait()
+        other_checkpointer.save(7)
+    other_checkpointer.restore()
+    other_checkpointer.save(7)
+    other_checkpointer.wait()
     assert folders(tmp_path) == [f"step-{step:012d}" for step in (5, 6, 7)]
 
 
 def test_other_models_and_optimizers_are_refused_by_name(tmp_path: Path) -> None:
-    first = make_model()
-    tsps.Checkpointer(tmp_path, first, first.optimizer, background=False).save()
-    for other, text in (
+    model = make_model()
+    tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save()
+    for other_model, text in (
         (make_model(n_tables=2), r"the model has 2 tables, \['table0', 'table1'\], and checkpoint .* has 1"),
         (make_model(width=4), r"table 'table0' has {'dim': 4, .* of checkpoint .* has {'dim': 3"),
         (make_model(optimizer=keras.optimizers.SGD(0.1)), r"dense variables, checkpoint .* here nothing, stored \S+"),
     ):
-        other.optimizer.build(other.trainable_variables)
-        before = content(other)
+        other_model.optimizer.build(other_model.trainable_variables)
+        unchanged = content(other_model)
         with pytest.raises(ValueError, match=text):
-            tsps.Checkpointer(tmp_path, other, other.optimizer).restore()
-        must_equal(content(other), before)
+            tsps.Checkpointer(tmp_path, other_model, other_model.optimizer).restore()
+        must_equal(content(other_model), unchanged)
 
 
 def test_restoring_after_the_first_step_is_refused(tmp_path: Path) -> None:
@@ -281,18 +283,18 @@ def test_restoring_after_the_first_step_is_refused(tmp_path: Path) -> None:
 
 
 def _mix(path: Path, file: str, source: Path) -> None:
-    """Puts a file of another checkpoint into one, and has the manifest say so."""
+    """Replaces a file of a checkpoint by that of another one, and adapts the manifest."""
     data = (path / manifest.NAME).read_bytes()
     content = manifest.Manifest.decode(data, "")
     shutil.copy(source / file, path / file)
     entry = manifest.FileEntry(file, (path / file).stat().st_size, stored_checkpoint.file_crc32(path / file))
-    files = tuple(entry if one.name == file else one for one in content.files)
+    files = tuple(entry if old_entry.name == file else old_entry for old_entry in content.files)
     (path / manifest.NAME).write_bytes(dataclasses.replace(content, files=files).encode())
 
 
 def test_parts_of_different_steps_are_refused_by_name(tmp_path: Path) -> None:
-    first = make_model()
-    fit(first, callbacks.Checkpoint(tmp_path / "a", every_steps=2, incremental=False), epochs=1)
+    saved_model = make_model()
+    fit(saved_model, callbacks.Checkpoint(tmp_path / "a", every_steps=2, incremental=False), epochs=1)
     names = folders(tmp_path / "a")
     step = tables.committed_step()
     assert commands.main(["verify", str(tmp_path / "a")]) == 0
@@ -303,21 +305,21 @@ def test_parts_of_different_steps_are_refused_by_name(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "b", ignore_errors=True)
         shutil.copytree(tmp_path / "a", tmp_path / "b")
         _mix(tmp_path / "b" / names[-1], file, tmp_path / "b" / names[-2])
-        second = make_model()
+        restored_model = make_model()
         with pytest.raises(StateError, match=text):
-            tsps.Checkpointer(tmp_path / "b", second, second.optimizer).restore()
+            tsps.Checkpointer(tmp_path / "b", restored_model, restored_model.optimizer).restore()
         assert commands.main(["verify", str(tmp_path / "b")]) == 1
 
 
 def test_variables_beside_the_model_that_the_optimizer_trains_are_refused(tmp_path: Path) -> None:
-    model, other = make_model(), keras.layers.Dense(1)
-    other.build((None, 2))
-    model.optimizer.build([*model.trainable_variables, *other.trainable_variables])
+    model, extra_layer = make_model(), keras.layers.Dense(1)
+    extra_layer.build((None, 2))
+    model.optimizer.build([*model.trainable_variables, *extra_layer.trainable_variables])
     with pytest.raises(StateError, match=r"the optimizer trains .*kernel.* no variable of model"):
         tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save()
 
 
-# --- saves that fail ---
+# --- failed saves ---
 
 
 def _full(reached: str) -> None:
@@ -328,8 +330,8 @@ def _full(reached: str) -> None:
 def test_training_goes_on_when_the_disk_is_full_and_the_next_save_works(tmp_path: Path) -> None:
     class Fill(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            made = int(self.model.optimizer.iterations)
-            fault_points.set_action(_full if 3 <= made < 7 else None)
+            n_updates = int(self.model.optimizer.iterations)
+            fault_points.set_action(_full if 3 <= n_updates < 7 else None)
 
     model = make_model()
     checkpoint = callbacks.Checkpoint(tmp_path, every_steps=2, incremental=False, background=False)
@@ -353,8 +355,8 @@ def test_the_first_checkpoint_must_work(tmp_path: Path) -> None:
 
 
 def test_ranks_save_when_time_has_passed_on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(checkpoint_callback.time, "monotonic", lambda: now[0])
+    time = [100.0]
+    monkeypatch.setattr(checkpoint_callback.time, "monotonic", lambda: time[0])
 
     class Ranks:
         asked = 0
@@ -366,10 +368,10 @@ def test_ranks_save_when_time_has_passed_on_rank_0(monkeypatch: pytest.MonkeyPat
     ranks = Ranks()
     clock = checkpoint_callback._Clock(60.0, ranks, updates=7)  # type: ignore[arg-type]
     saved = []
-    for made in range(8, 2008):
-        now[0] += 0.25
-        if clock.is_time(made):
-            saved.append(now[0])
+    for n_updates in range(8, 2008):
+        time[0] += 0.25
+        if clock.is_time(n_updates):
+            saved.append(time[0])
     gaps = np.diff([100.0, *saved])
     assert (gaps >= 60.0).all()
     assert (gaps < 66.0).all()
@@ -384,7 +386,7 @@ def test_stored_arrays_are_those_of_the_manifest(tmp_path: Path) -> None:
     facts, arrays = array_file.read(path / manifest.VARIABLES)
     assert facts["id"] == content.id
     shapes = {number: list(array.shape) for number, array in arrays}
-    assert [shapes[number] for number in range(len(shapes))] == [one["shape"] for one in content.variables]
-    # Keras 2 makes metrics with the first batch.
+    assert [shapes[number] for number in range(len(shapes))] == [entry["shape"] for entry in content.variables]
+    # Keras 2 makes metrics at the first batch.
     kinds = {"weight", "optimizer", "metric"} if _keras.IS_KERAS_3 else {"weight", "optimizer"}
-    assert {one["kind"] for one in content.variables} == kinds
+    assert {entry["kind"] for entry in content.variables} == kinds

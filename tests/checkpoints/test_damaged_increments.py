@@ -1,4 +1,4 @@
-"""Damage anywhere in a chain of increments: a checkpoint that does not need what was damaged is found, and is right."""
+"""Damage anywhere in a chain of increments: the newest checkpoint that does not need it is restored."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """The directories of two runs of twelve steps: those that a chain of five builds on, and one before them."""
+    """The directories of two runs of twelve steps. Each contains a chain of five checkpoints, and an older one."""
     tables = tempfile.mkdtemp(prefix="tsps-test-damaged-", dir="/dev/shm")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = []
+    paths = []
     for number in range(2):
         path = tmp_path_factory.mktemp(f"run{number}")
         command = [sys.executable, str(HERE / "increments_program.py"), str(path), tables, "12", "-", "0", "-"]
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
-        found.append(path)
-    yield found[0], found[1]
+        paths.append(path)
+    yield paths[0], paths[1]
     shutil.rmtree(tables)
 
 
 def damage_at_random(base: Path, runs: tuple[Path, Path], times: int, seed: int) -> Iterator[str]:
-    """Damages one of the checkpoints, or puts one of another run in its place, and looks what is found then."""
-    names = sorted(one.name for one in runs[0].iterdir())
-    assert [one.name for one in sorted(runs[1].iterdir())] == names
+    """Damages one checkpoint or replaces it by that of another run, and asserts which checkpoint is found.
+
+    Yields a description of the damage.
+    """
+    names = sorted(folder.name for folder in runs[0].iterdir())
+    assert [folder.name for folder in sorted(runs[1].iterdir())] == names
     chain = [stored_checkpoint.look(runs[0] / name).manifest.chain for name in names]
     draw = random.Random(seed)
     for number in range(times):
@@ -56,20 +59,20 @@ def damage_at_random(base: Path, runs: tuple[Path, Path], times: int, seed: int)
             done = "that of another run"
         else:
             done = damage_support.at_random(folder / damaged, number, draw)
-        # Whoever needs it is passed over; one of another run is whole by itself if it has all rows.
-        whole = done.startswith("that of another run") and not chain[names.index(damaged)]
+        # Checkpoints that build on the damaged one are passed over. One of another run is complete if it has all rows.
+        is_complete = done.startswith("that of another run") and not chain[names.index(damaged)]
         good = [
             name
             for name, links in zip(names, chain, strict=True)
-            if damaged not in [one.name for one in links] and (name != damaged or whole)
+            if damaged not in [link.name for link in links] and (name != damaged or is_complete)
         ]
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)  # not ResourceWarning: of garbage of an earlier test
-            found, skipped = CheckpointDirectory(folder).newest()
-        assert found is not None, done
-        assert found.path.name == good[-1], f"{damaged}: {done} was not found"
+            warnings.simplefilter("always", UserWarning)  # not ResourceWarning: garbage of an earlier test may raise it
+            newest, skipped = CheckpointDirectory(folder).newest()
+        assert newest is not None, done
+        assert newest.path.name == good[-1], f"{damaged}: the damage was not found: {done}"
         assert len(skipped) == len(caught) == len(names) - 1 - names.index(good[-1]), done
-        program.must_hold(found)
+        program.must_hold(newest)
         yield f"{damaged}: {done}"
 
 

@@ -1,4 +1,4 @@
-"""Increments: a checkpoint of what changed is what a checkpoint of all rows would be, and is added to nothing else."""
+"""Increments: a base and its increments restore what a checkpoint of all rows would, and never mix with other runs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def checkpointer(path: Path, model: Any, **options: Any) -> Any:
 
 
 def saved_in_turn(path: Path, model: Any, times: int, seed: int, **options: Any) -> dict[str, list[Any]]:
-    """Trains, erases and saves; returns what the tables and dense variables were at each save."""
+    """Trains, erases and saves. Returns the content of the tables and the dense variables at each save."""
     random = np.random.default_rng(seed)
-    own = checkpointer(path, model, **options)
+    saver = checkpointer(path, model, **options)
     train(model, random, 300)
     expected = {}
     for number in range(times):
@@ -46,16 +46,16 @@ def saved_in_turn(path: Path, model: Any, times: int, seed: int, **options: Any)
             train(model, random, int(random.integers(1, 15)))
             if random.random() < 0.4:
                 erase(model, random.integers(0, 400, 12))
-        expected[own.save(number)] = [of_tables(model), dense(model)]
-    own.wait()
+        expected[saver.save(number)] = [of_tables(model), dense(model)]
+    saver.wait()
     return expected
 
 
 def must_hold(expected: dict[str, list[Any]]) -> None:
     for path, (rows, values) in expected.items():
         assert of_checkpoint(path) == rows, path
-        for one, other in zip(dense_of_checkpoint(path), values, strict=True):
-            np.testing.assert_array_equal(one, other)
+        for value, expected_value in zip(dense_of_checkpoint(path), values, strict=True):
+            np.testing.assert_array_equal(value, expected_value)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -66,100 +66,100 @@ def test_an_increment_has_what_a_checkpoint_of_all_rows_has(tmp_path: Path, back
     of_kinds = [kinds(path) for path in expected]
     assert of_kinds.count(["all", "all"]) >= 2
     assert of_kinds.count(["changes", "changes"]) >= 20
-    assert max(len(one.chain) for one in contents) >= 5
-    assert any(part.erased for one in contents for part in one.all_parts)
-    full = min(one.table_bytes for one in contents if not one.chain)
-    assert min(one.table_bytes for one in contents if one.chain) < full / 4
+    assert max(len(content.chain) for content in contents) >= 5
+    assert any(part.erased for content in contents for part in content.all_parts)
+    full = min(content.table_bytes for content in contents if not content.chain)
+    assert min(content.table_bytes for content in contents if content.chain) < full / 4
 
 
 def test_the_test_fails_if_changes_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = tables.mark_changes
-    first: list[dict[str, str]] = []
+    marks_made: list[dict[str, str]] = []
 
     def late(bindings: Any) -> dict[str, str]:
-        made = mark(bindings)
-        mark(bindings)  # what is written between the two has the generation of the first
-        first.append(made)
-        parts = {uuid: one.rpartition(":") for uuid, one in made.items()}
+        marks = mark(bindings)
+        mark(bindings)  # changes between the two calls get the generation of the first
+        marks_made.append(marks)
+        parts = {uuid: mark_of_table.rpartition(":") for uuid, mark_of_table in marks.items()}
         return {uuid: f"{life}:{int(generation) + 2}" for uuid, (life, _, generation) in parts.items()}
 
     monkeypatch.setattr(tables, "mark_changes", late)
     with pytest.raises(AssertionError, match="step-"):
         must_hold(saved_in_turn(tmp_path, make_model(), 10, seed=2))
-    assert len(first) == 10
+    assert len(marks_made) == 10
 
 
 def test_rows_on_disk_are_in_increments(tmp_path: Path) -> None:
     storage = tsps.Tiered(str(tmp_path / "disk"), memory=14 << 20)
     model = make_model(width=64, storage=storage)
     random = np.random.default_rng(3)
-    own = checkpointer(tmp_path / "checkpoints", model)
+    saver = checkpointer(tmp_path / "checkpoints", model)
     for _ in range(24):
         train(model, random, 600, keys=20_000)
     expected = {}
     for number in range(6):
         train(model, random, 40, keys=20_000)
-        expected[own.save(number)] = [of_tables(model), dense(model)]
+        expected[saver.save(number)] = [of_tables(model), dense(model)]
     assert tables.of(model)[0].reader().stats()["rows_on_disk"] > 1000
     assert [kinds(path) for path in expected] == [["all"]] + [["changes"]] * 5
     must_hold(expected)
-    # And restored, into memory.
-    second = make_model(width=64)
-    assert checkpointer(tmp_path / "checkpoints", second).restore() == list(expected)[-1]
-    assert of_tables(second) == of_tables(model)
+    # The restored table keeps all rows in memory.
+    restored_model = make_model(width=64)
+    assert checkpointer(tmp_path / "checkpoints", restored_model).restore() == list(expected)[-1]
+    assert of_tables(restored_model) == of_tables(model)
 
 
 @pytest.mark.nightly
 def test_a_chain_is_restored_and_the_next_checkpoint_has_all_rows(tmp_path: Path) -> None:
-    first = make_model()
-    expected = saved_in_turn(tmp_path, first, 6, seed=4)
+    saved_model = make_model()
+    expected = saved_in_turn(tmp_path, saved_model, 6, seed=4)
     last = list(expected)[-1]
     assert kinds(last) == ["changes"]
-    second = make_model()
-    erase(second, np.arange(10))
-    train(second, np.random.default_rng(0), 100)
-    third = make_model()
-    own = checkpointer(tmp_path, third)
-    assert own.restore() == last
-    assert of_tables(third) == expected[last][0]
-    train(third, np.random.default_rng(1))
-    assert kinds(own.save(100)) == ["all"]
-    train(third, np.random.default_rng(2))
-    path = own.save(101)
+    other_model = make_model()
+    erase(other_model, np.arange(10))
+    train(other_model, np.random.default_rng(0), 100)
+    restored_model = make_model()
+    saver = checkpointer(tmp_path, restored_model)
+    assert saver.restore() == last
+    assert of_tables(restored_model) == expected[last][0]
+    train(restored_model, np.random.default_rng(1))
+    assert kinds(saver.save(100)) == ["all"]
+    train(restored_model, np.random.default_rng(2))
+    path = saver.save(101)
     assert kinds(path) == ["changes"]
-    assert of_checkpoint(path) == of_tables(third)
+    assert of_checkpoint(path) == of_tables(restored_model)
 
 
 def test_the_chain_is_bounded_by_number_and_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(increments, "MOST_INCREMENTS", 3)
     model, random = make_model(), np.random.default_rng(5)
-    own = checkpointer(tmp_path / "a", model)
+    saver = checkpointer(tmp_path / "a", model)
     train(model, random, 1000)
 
     def one_more(n: int = 1) -> str:
         train(model, random, n)
-        return kinds(own.save())[0]
+        return kinds(saver.save())[0]
 
     assert [one_more() for _ in range(9)] == (["all"] + ["changes"] * 3) * 2 + ["all"]
-    # An increment of more than half of the base's rows: it is written, and is the last one.
+    # An increment that has more than half of the base's rows is written, and ends the chain.
     assert [one_more(n) for n in (400, 1, 1)] == ["changes", "all", "changes"]
     monkeypatch.setattr(increments, "MOST_BYTES", 1e9)
-    own = checkpointer(tmp_path / "b", model)
+    saver = checkpointer(tmp_path / "b", model)
     assert [one_more(n) for n in (400, 400, 400)] == ["all", "changes", "changes"]
-    own = checkpointer(tmp_path / "c", model, incremental=False)
+    saver = checkpointer(tmp_path / "c", model, incremental=False)
     assert [one_more() for _ in range(3)] == ["all"] * 3
 
 
 def test_what_is_not_known_to_have_changed_is_saved_whole(tmp_path: Path) -> None:
     model, random = make_model(), np.random.default_rng(6)
-    own = checkpointer(tmp_path, model)
+    saver = checkpointer(tmp_path, model)
     train(model, random, 1000)
-    own.save()
+    saver.save()
     train(model, random)
-    assert kinds(own.save()) == ["changes"]
+    assert kinds(saver.save()) == ["changes"]
     (binding,) = tables.of(model)
-    binding.bind_optimizer(tsps.optimizers.Adam(learning_rate=0.1), replace=True)  # other slots
-    path = own.save(50)
+    binding.bind_optimizer(tsps.optimizers.Adam(learning_rate=0.1), replace=True)  # replaces all slots
+    path = saver.save(50)
     assert kinds(path) == ["all"]
     assert of_checkpoint(path) == of_tables(model)
 
@@ -170,73 +170,73 @@ def test_changes_of_a_save_that_failed_are_in_the_next_one(tmp_path: Path) -> No
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     model, random = make_model(), np.random.default_rng(7)
-    own = checkpointer(tmp_path, model, background=True)
+    saver = checkpointer(tmp_path, model, background=True)
     train(model, random, 1000)
-    own.save()
+    saver.save()
     train(model, random)
-    own.wait()
+    saver.wait()
     fault_points.set_action(full)
-    own.save()
+    saver.save()
     train(model, random)
     with pytest.raises(NotSavedError, match=r"of step 2 was not saved to .* No space"):
-        own.save()
+        saver.save()
     fault_points.set_action(None)
-    own.wait()  # it has been told
-    path = own.save()
-    own.wait()
+    saver.wait()  # the failure was reported already
+    path = saver.save()
+    saver.wait()
     assert kinds(path) == ["changes"]
     assert of_checkpoint(path) == of_tables(model)
-    assert own.unsaved is False
+    assert saver.unsaved is False
 
 
 def test_what_an_increment_builds_on_stays(tmp_path: Path) -> None:
     model, random = make_model(), np.random.default_rng(8)
-    own = checkpointer(tmp_path, model, keep=1)
+    saver = checkpointer(tmp_path, model, keep=1)
     train(model, random, 1000)
     paths = []
     for _ in range(4):
         train(model, random)
-        paths.append(own.save())
+        paths.append(saver.save())
     assert sorted(map(str, tmp_path.glob("step-*"))) == paths
     assert of_checkpoint(paths[-1]) == of_tables(model)
-    own._saver.forget()
-    paths = [own.save(100)]
+    saver._saver.forget()
+    paths = [saver.save(100)]
     assert sorted(map(str, tmp_path.glob("step-*"))) == paths
 
 
 def test_one_that_does_not_build_on_the_same_base_stays_too(tmp_path: Path) -> None:
     model, random = make_model(), np.random.default_rng(9)
-    own = checkpointer(tmp_path, model, keep=2)
+    saver = checkpointer(tmp_path, model, keep=2)
     train(model, random, 1000)
     steps = []
     for number in range(8):
         if number in (2, 5):
-            own._saver.forget()
+            saver._saver.forget()
         train(model, random)
-        steps.append(own.save(number))
-    # 7 builds on 5 and 6, which are kept by themselves, and 4 on 2 and 3.
+        steps.append(saver.save(number))
+    # 7 builds on 5 and 6, which count as kept, and 4 builds on 2 and 3.
     assert sorted(map(str, tmp_path.glob("step-*"))) == steps[2:]
 
 
-# --- damage, and what is another run's ---
+# --- damage, and checkpoints of other runs ---
 
 
 def _newest(path: Path) -> tuple[str | None, list[str]]:
-    found, skipped = CheckpointDirectory(path).newest()
-    return (None if found is None else found.path.name), [one.name for one in skipped]
+    newest, skipped = CheckpointDirectory(path).newest()
+    return (None if newest is None else newest.path.name), [path_skipped.name for path_skipped in skipped]
 
 
 @pytest.mark.parametrize("part", ["base", "increment"])
 def test_a_checkpoint_whose_base_or_increment_is_damaged_is_passed_over(tmp_path: Path, part: str) -> None:
     model, random = make_model(), np.random.default_rng(10)
-    own = checkpointer(tmp_path, model)
+    saver = checkpointer(tmp_path, model)
     train(model, random, 1000)
     paths = []
     for number in range(7):
         if number == 3:
-            own._saver.forget()
+            saver._saver.forget()
         train(model, random)
-        paths.append(Path(own.save(number)))
+        paths.append(Path(saver.save(number)))
     damaged = paths[3] if part == "base" else paths[4]
     file = damaged / "t0000-table0.tfsps"
     data = bytearray(file.read_bytes())
@@ -245,7 +245,7 @@ def test_a_checkpoint_whose_base_or_increment_is_damaged_is_passed_over(tmp_path
     with pytest.warns(UserWarning, match=f"is passed over: it builds on {damaged.name}, and .* is damaged"):
         name, skipped = _newest(tmp_path)
     assert name == paths[2 if part == "base" else 3].name
-    assert skipped == [one.name for one in reversed(paths[3 if part == "base" else 4 :])]
+    assert skipped == [path.name for path in reversed(paths[3 if part == "base" else 4 :])]
     shutil.rmtree(damaged)
     with pytest.warns(UserWarning, match=f"it builds on {damaged.name}, and .* is missing"):
         assert _newest(tmp_path)[0] == name
@@ -254,24 +254,24 @@ def test_a_checkpoint_whose_base_or_increment_is_damaged_is_passed_over(tmp_path
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two directories with checkpoints of the same names and tables: full, two increments, full, two increments."""
-    found = []
+    paths = []
     model = make_model()
     for number in range(2):
         path = tmp_path_factory.mktemp(f"run{number}")
         random = np.random.default_rng(11 + number)
-        own = checkpointer(path, model)
+        saver = checkpointer(path, model)
         train(model, random, 1000)
         for step in range(6):
             if step == 3:
-                own._saver.forget()
+                saver._saver.forget()
             train(model, random)
-            own.save(step)
-        found.append(path)
-    return found[0], found[1]
+            saver.save(step)
+        paths.append(path)
+    return paths[0], paths[1]
 
 
 def _names(path: Path) -> list[str]:
-    return sorted(one.name for one in path.glob("step-*"))
+    return sorted(path_of_checkpoint.name for path_of_checkpoint in path.glob("step-*"))
 
 
 def _from(source: Path, name: str, to: Path) -> None:
@@ -279,24 +279,33 @@ def _from(source: Path, name: str, to: Path) -> None:
     shutil.copytree(source / name, to)
 
 
-# What is put where, by number of checkpoint, from the other run or from the same one, renamed: and the newest good one.
+# Each case copies checkpoints from the other run, or renames some of this run, and names the newest valid one.
 MIXED: dict[str, tuple[Callable[[list[Path], Path, list[str]], None], int]] = {
-    "an increment of another run": (lambda own, other, names: _from(other, names[5], own[5]), 4),
-    "an increment of another run in the middle": (lambda own, other, names: _from(other, names[4], own[4]), 3),
-    "the base of another run": (lambda own, other, names: _from(other, names[3], own[3]), 3),
+    "an increment of another run": (lambda this_run, other_run, names: _from(other_run, names[5], this_run[5]), 4),
+    "an increment of another run in the middle": (
+        lambda this_run, other_run, names: _from(other_run, names[4], this_run[4]),
+        3,
+    ),
+    "the base of another run": (lambda this_run, other_run, names: _from(other_run, names[3], this_run[3]), 3),
     "base and first increment of another run": (
-        lambda own, other, names: (_from(other, names[3], own[3]), _from(other, names[4], own[4]))[0],
+        lambda this_run, other_run, names: (
+            _from(other_run, names[3], this_run[3]),
+            _from(other_run, names[4], this_run[4]),
+        )[0],
         4,
     ),
     "the files of an increment of another base": (
-        lambda own, other, names: shutil.copy(own[1] / "t0000-table0.tfsps", own[4] / "t0000-table0.tfsps") and None,
+        lambda this_run, other_run, names: shutil.copy(
+            this_run[1] / "t0000-table0.tfsps", this_run[4] / "t0000-table0.tfsps"
+        )
+        and None,
         3,
     ),
 }
 
 
 def _mix(tmp_path: Path, runs: tuple[Path, Path], how: str) -> tuple[Path, str]:
-    """A directory that is mixed up, and the checkpoint that is to be found."""
+    """Returns a directory with mixed checkpoints, and the checkpoint that must be found in it."""
     folder = tmp_path / "mixed"
     shutil.copytree(runs[0], folder)
     names = _names(folder)
@@ -311,10 +320,10 @@ def test_an_increment_is_never_added_to_another_run_or_base(
 ) -> None:
     folder, expected = _mix(tmp_path, two_runs, how)
     with pytest.warns(UserWarning, match="is passed over"):
-        found, _ = _newest(folder)
-    assert found == expected
-    whole = of_checkpoint(folder / expected)
-    assert whole in (of_checkpoint(two_runs[0] / expected), of_checkpoint(two_runs[1] / expected))
+        newest, _ = _newest(folder)
+    assert newest == expected
+    restored = of_checkpoint(folder / expected)
+    assert restored in (of_checkpoint(two_runs[0] / expected), of_checkpoint(two_runs[1] / expected))
 
 
 def test_the_test_of_mixing_fails_without_the_ids(
@@ -327,10 +336,10 @@ def test_the_test_of_mixing_fails_without_the_ids(
 
     monkeypatch.setattr(stored_checkpoint.CheckpointReader, "read", blind)
     folder, expected = _mix(tmp_path, two_runs, "an increment of another run in the middle")
-    found, _ = _newest(folder)
-    assert found is not None
-    assert found != expected
-    assert of_checkpoint(folder / found) != of_checkpoint(two_runs[0] / found)
+    newest, _ = _newest(folder)
+    assert newest is not None
+    assert newest != expected
+    assert of_checkpoint(folder / newest) != of_checkpoint(two_runs[0] / newest)
 
 
 def test_a_chain_that_leads_out_of_the_directory_is_damage(two_runs: tuple[Path, Path]) -> None:
@@ -339,7 +348,7 @@ def test_a_chain_that_leads_out_of_the_directory_is_damage(two_runs: tuple[Path,
     path = two_runs[0] / _names(two_runs[0])[1]
     data = (path / "manifest.json").read_bytes()
     content = stored_checkpoint.look(path).manifest
-    outside = tuple(dataclasses.replace(one, name="../" + one.name) for one in content.chain)
+    outside = tuple(dataclasses.replace(link, name="../" + link.name) for link in content.chain)
     try:
         (path / "manifest.json").write_bytes(dataclasses.replace(content, chain=outside).encode())
         with pytest.raises(DamagedFileError, match=r"it builds on '\.\./step-"):
@@ -363,9 +372,9 @@ def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
         table["file"] = part["file"]
         del table["id"]
     (path / manifest.NAME).write_bytes(manifest._encode(content))
-    second = make_model()
-    assert checkpointer(tmp_path, second).restore() == str(path)
-    assert of_tables(second) == of_tables(model)
+    restored_model = make_model()
+    assert checkpointer(tmp_path, restored_model).restore() == str(path)
+    assert of_tables(restored_model) == of_tables(model)
 
 
 def test_the_callback_saves_increments(tmp_path: Path) -> None:
@@ -375,14 +384,14 @@ def test_the_callback_saves_increments(tmp_path: Path) -> None:
     def make(epoch: int) -> Any:
         import tensorflow as tf
 
-        first = tf.data.Dataset.from_tensor_slices((x, y)).batch(4000)
-        return first.concatenate(tf.data.Dataset.from_tensor_slices((x[:40], y[:40])).batch(8))
+        large_batch = tf.data.Dataset.from_tensor_slices((x, y)).batch(4000)
+        return large_batch.concatenate(tf.data.Dataset.from_tensor_slices((x[:40], y[:40])).batch(8))
 
     for incremental in (True, False):
         model, path = make_model(), tmp_path / str(incremental)
         checkpoint = tsps.callbacks.Checkpoint(path, every_steps=1, keep=9, incremental=incremental)
         model.fit(checkpoint.dataset(make), epochs=1, verbose=0, callbacks=[checkpoint, keras.callbacks.Callback()])
         names = _names(path)
-        found = [kinds(path / name)[0] for name in names]
-        assert found == ["all"] * 2 + ["changes" if incremental else "all"] * 5
+        kinds_saved = [kinds(path / name)[0] for name in names]
+        assert kinds_saved == ["all"] * 2 + ["changes" if incremental else "all"] * 5
         assert of_checkpoint(path / names[-1]) == of_tables(model)

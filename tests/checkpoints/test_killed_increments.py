@@ -1,4 +1,4 @@
-"""Saves of increments, compactions and restores that are killed, at named points and at random times."""
+"""Saves of increments, compactions and restores are killed at fault points and at random times."""
 
 from __future__ import annotations
 
@@ -46,41 +46,41 @@ def run(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 def must_be_whole(path: Path, at_least: int) -> StoredCheckpoint | None:
-    """The newest checkpoint is whole, nothing was passed over, and it has what there was at its step.
+    """Asserts that the newest checkpoint is complete and contains the rows of its step, and that none was passed over.
 
     Args:
-      path: Of the directory.
-      at_least: A step that had been saved.
+      path: The directory of checkpoints.
+      at_least: A step that was saved.
     """
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)  # not ResourceWarning: of garbage of an earlier test
-        found, skipped = CheckpointDirectory(path).newest()
-    assert (skipped, [str(one.message) for one in caught]) == ([], []), "a checkpoint is not whole"
-    if found is None:
+        warnings.simplefilter("always", UserWarning)  # not ResourceWarning: garbage of an earlier test may raise it
+        newest, skipped = CheckpointDirectory(path).newest()
+    assert (skipped, [str(warning.message) for warning in caught]) == ([], []), "a checkpoint is not whole"
+    if newest is None:
         assert at_least == 0
         return None
-    assert found.manifest.step >= at_least
-    program.must_hold(found)
-    return found
+    assert newest.manifest.step >= at_least
+    program.must_hold(newest)
+    return newest
 
 
-def said(output: str) -> int:
-    """The newest step that the program said to be saved."""
+def newest_saved(output: str) -> int:
+    """Returns the newest step that the program reported as saved."""
     return max((int(line.split()[1]) for line in output.splitlines() if line.startswith(("saved", "began"))), default=0)
 
 
 def test_the_program_saves_increments_and_compacts(tmp_path: Path, shared_memory: str) -> None:
     done = run(tmp_path, shared_memory, steps=12)
     assert done.stdout.endswith("done\n"), done.stderr
-    assert {one.name for one in tmp_path.iterdir() if not one.name.startswith("step-")} == set()
-    found = must_be_whole(tmp_path, 12)
-    assert found is not None
-    assert len(found.builds_on) == 4  # 8 has all rows, because of the compaction behind 7
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("step-")} == set()
+    newest = must_be_whole(tmp_path, 12)
+    assert newest is not None
+    assert len(newest.builds_on) == 4  # 8 has all rows, because the program compacts after 7
     assert run(tmp_path, shared_memory, steps=1).stdout.splitlines() == ["began 12", "saved 13", "done"]
 
 
-# A run of twelve steps: it saves an increment at 2, compacts at 7.
-# Every day at the points between which a checkpoint begins to count.
+# The program saves an increment at step 2 and compacts at step 7. Every day the test kills it at the fault points
+# between which a checkpoint begins to count.
 DAILY = ("manifest_written", "renamed")
 PASSED = [
     pytest.param(point, passes, marks=[] if point in DAILY and passes == 1 else pytest.mark.nightly)
@@ -95,16 +95,16 @@ def test_a_save_of_an_increment_that_is_killed_leaves_whole_checkpoints(
 ) -> None:
     killed = run(tmp_path, shared_memory, steps=25, point=point, passes=passes)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    must_be_whole(tmp_path, said(killed.stdout))
-    # Again, on top of what is left; then to the end.
+    must_be_whole(tmp_path, newest_saved(killed.stdout))
+    # Another run is killed on top of the leftover files. The next one completes.
     killed = run(tmp_path, shared_memory, steps=25, point=point, passes=passes)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    before = must_be_whole(tmp_path, said(killed.stdout))
+    before = must_be_whole(tmp_path, newest_saved(killed.stdout))
     done = run(tmp_path, shared_memory, steps=3)
     assert done.returncode == 0, done.stderr
-    after = must_be_whole(tmp_path, said(done.stdout))
+    after = must_be_whole(tmp_path, newest_saved(done.stdout))
     assert before is None or (after is not None and after.manifest.step == before.manifest.step + 3)
-    assert all(one.name.startswith("step-") for one in tmp_path.iterdir()), "something is left behind"
+    assert all(path.name.startswith("step-") for path in tmp_path.iterdir()), "files are left over"
 
 
 _COMPACT = """
@@ -134,21 +134,21 @@ def test_a_compaction_that_is_killed_leaves_whole_checkpoints(tmp_path: Path, sh
     before = must_be_whole(tmp_path, 6)
     assert before is not None
     assert len(before.builds_on) == 5
-    for again in (False, True):
-        passes = int(again and point == "file_written")
+    for is_second in (False, True):
+        passes = int(is_second and point == "file_written")
         compact = [sys.executable, "-c", _COMPACT, str(tmp_path), point, str(passes)]
         killed = subprocess.run(compact, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-        # When the new one is there, the second compaction has only old ones to remove.
-        assert killed.returncode == -signal.SIGKILL or (again and killed.returncode == 0), killed.stderr
-        found = must_be_whole(tmp_path, 6)
-        assert found is not None
-        assert found.manifest.id == before.manifest.id
+        # Once the new checkpoint exists, the second compaction only removes old ones.
+        assert killed.returncode == -signal.SIGKILL or (is_second and killed.returncode == 0), killed.stderr
+        newest = must_be_whole(tmp_path, 6)
+        assert newest is not None
+        assert newest.manifest.id == before.manifest.id
     done = subprocess.run([*compact[:-2], "-", "0"], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    found = must_be_whole(tmp_path, 6)
-    assert found is not None
-    assert found.builds_on == ()
-    assert [one.name for one in tmp_path.iterdir()] == [found.path.name], "something is left behind"
+    newest = must_be_whole(tmp_path, 6)
+    assert newest is not None
+    assert newest.builds_on == ()
+    assert [path.name for path in tmp_path.iterdir()] == [newest.path.name], "files are left over"
 
 
 def test_a_restore_that_is_killed_is_done_again(tmp_path: Path, shared_memory: str) -> None:
@@ -160,22 +160,22 @@ def test_a_restore_that_is_killed_is_done_again(tmp_path: Path, shared_memory: s
 
 
 def kill_at_random(path: Path, folder: str, times: int, seed: int, flaw: str = "-") -> list[int]:
-    """Kills the program after random times, and looks each time; returns the steps that were found."""
+    """Kills the program after random times and checks its directory each time. Returns the steps that were found."""
     draw, steps = random.Random(seed), [0]
     for _ in range(times):
         begun = command(path, folder, flaw=flaw)
         with subprocess.Popen(begun, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as job:
             assert job.stdout is not None
-            first = job.stdout.readline()
+            first_line = job.stdout.readline()
             time.sleep(draw.expovariate(1 / 0.15))
             job.kill()
-            output = first + job.stdout.read()
-        assert output.startswith(f"began {steps[-1]}"), f"step {steps[-1]} was there, and it began otherwise: {output}"
-        found = must_be_whole(path, said(output))
-        steps.append(0 if found is None else found.manifest.step)
-        for one in Path(folder).iterdir():
-            shutil.rmtree(one)
-        if steps[-1] > 150:  # to begin anew: what there is is counted from the first step on
+            output = first_line + job.stdout.read()
+        assert output.startswith(f"began {steps[-1]}"), f"the program did not resume at step {steps[-1]}: {output}"
+        newest = must_be_whole(path, newest_saved(output))
+        steps.append(0 if newest is None else newest.manifest.step)
+        for leftover in Path(folder).iterdir():
+            shutil.rmtree(leftover)
+        if steps[-1] > 150:  # starts over, because the expected content is computed from the first step on
             shutil.rmtree(path)
             steps.append(0)
     return steps
@@ -184,11 +184,11 @@ def kill_at_random(path: Path, folder: str, times: int, seed: int, flaw: str = "
 @pytest.mark.parametrize("times", [12, pytest.param(300, marks=pytest.mark.nightly)])
 def test_kills_at_random_times_leave_whole_checkpoints(tmp_path: Path, shared_memory: str, times: int) -> None:
     steps = kill_at_random(tmp_path / "checkpoints", shared_memory, times, seed=times)
-    assert max(steps) > 0, "some come after a save"
+    assert max(steps) > 0, "some kills must come after a save"
     done = run(tmp_path / "checkpoints", shared_memory, steps=1)
     assert done.returncode == 0, done.stderr
-    left = [one.name for one in (tmp_path / "checkpoints").iterdir() if not one.name.startswith("step-")]
-    assert not left, "something is left behind"
+    leftovers = [path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith("step-")]
+    assert not leftovers, "files are left over"
 
 
 @pytest.mark.parametrize(("flaw", "text"), [("no rename", "is not whole"), ("old marks", "is not what there was")])

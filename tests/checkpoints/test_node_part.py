@@ -1,4 +1,4 @@
-"""What a node tells of its part of a checkpoint, and who waits for it."""
+"""How a node reports its part of a checkpoint, and who waits for the report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_is_reported_is_taken_once(tmp_path: Path) -> None:
     assert node_part.is_there(tmp_path, 12)
     assert not node_part.is_there(tmp_path, 1)
     assert node_part.take(tmp_path, 12) == PART
-    assert [one.name for one in tmp_path.iterdir()] == ["a.tfsps"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tfsps"]
 
 
 def test_a_damaged_report_and_a_file_that_is_not_as_it_was_are_refused(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_checkpoint_is_there_when_all_have_reported(tmp_path: Path) -> None:
         thread.join(60)
         assert not thread.is_alive()
     must_hold(save.path, 5)
-    assert sorted(one.name for one in save.path.iterdir()) == [
+    assert sorted(path.name for path in save.path.iterdir()) == [
         "first.npz",
         "manifest.json",
         "of-1",
@@ -83,7 +83,7 @@ def test_the_checkpoint_is_there_when_all_have_reported(tmp_path: Path) -> None:
         "second.npz",
     ]
     assert writer.manifest is not None
-    assert [one.name for one in writer.manifest.files][-2:] == ["of-1", "of-2"]
+    assert [file.name for file in writer.manifest.files][-2:] == ["of-1", "of-2"]
 
 
 def test_who_waits_can_give_up(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_part_that_nobody_needs_is_not_written_to_its_end(tmp_path: Path, monk
         part = PartWriter(save, 1, [Captured("a.tfsps", Counted(), header)], facts_of(5))  # type: ignore[arg-type]
         with pytest.raises(PartNotSavedError, match="another node has not written its part of"):
             part.write()
-        assert rounds == [1 << 12] * 2, "of sixteen"
-        assert [one.name for one in save.folder.iterdir()] == ["node-00001.json"], "half a file is left"
+        assert rounds == [1 << 12] * 2, "writing must stop after 2 of 16 rounds"
+        assert [path.name for path in save.folder.iterdir()] == ["node-00001.json"], "an incomplete file is left over"
         save.discard()
 
 

@@ -1,4 +1,4 @@
-"""A custom training loop resumes after the last batch that it has taken, however it makes updates of batches."""
+"""A custom training loop resumes after the last batch that it took, whatever batches it makes updates from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = tuple[tf.Tensor, tf.Tensor]
 
 
 def make(_: int) -> tf.data.Dataset:
-    """Batch b has the ids 2 b and 2 b + 1."""
+    """Returns a dataset whose batch b has the ids 2 b and 2 b + 1."""
     return tf.data.Dataset.range(100).batch(2).map(lambda ids: (ids, tf.ones([2, 1])))
 
 
@@ -55,8 +55,8 @@ def two_per_update(loop: Loop) -> int:
     batches = iter(loop.batches)
     for _ in range(3):
         last = next(batches)
-        last = (first := last) and next(batches)
-        loop.update(first, last)
+        last = (batch_before := last) and next(batches)
+        loop.update(batch_before, last)
     return number(last)
 
 
@@ -65,7 +65,7 @@ def some_are_refused(loop: Loop) -> int:
         if i in (1, 3):
             with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
                 loop.update(batch, factor=float("nan"))
-        elif i != 4:  # which is skipped
+        elif i != 4:  # the loop skips batch 4
             loop.update(batch)
         if i == 6:
             break
@@ -105,7 +105,7 @@ def test_a_restart_goes_on_after_the_last_batch(tmp_path: Path, way: Callable[[L
     loop.save()
     again = Loop(tmp_path)
     assert again.next_batch() == last + 1
-    # And once more, from there on.
+    # A second restart works in the same way.
     last = way(again)
     again.save()
     assert Loop(tmp_path).next_batch() == last + 1
@@ -114,14 +114,14 @@ def test_a_restart_goes_on_after_the_last_batch(tmp_path: Path, way: Callable[[L
 def test_epochs_are_counted_by_themselves(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     for epoch in loop.checkpointer.epochs(3):
-        seen = []
+        numbers = []
         for batch in loop.batches:
-            seen.append(number(batch))
-            if len(seen) % 2 == 0:
+            numbers.append(number(batch))
+            if len(numbers) % 2 == 0:
                 loop.update(batch)
-            if (epoch, len(seen)) == (1, 7):
+            if (epoch, len(numbers)) == (1, 7):
                 loop.save()
-        assert seen == list(range(50))
+        assert numbers == list(range(50))
     assert int(loop.optimizer.iterations) == 75
-    again = Loop(tmp_path)
-    assert (again.checkpointer.position.epoch, again.next_batch()) == (1, 7)
+    resumed = Loop(tmp_path)
+    assert (resumed.checkpointer.position.epoch, resumed.next_batch()) == (1, 7)

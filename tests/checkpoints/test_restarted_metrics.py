@@ -1,4 +1,4 @@
-"""Metrics of `fit` after a restart are those of an uninterrupted run, and what watches them decides as there."""
+"""After a restart, the metrics of `fit` equal those of an uninterrupted run, and callbacks that watch them agree."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tf_sparse_ps.checkpoints import tables
 
 keras = _keras.keras
 BATCHES, LIMIT = 4, 30
-NOISY = 1  # an epoch whose loss is far above that of others
+NOISY = 1  # the number of an epoch whose loss is far above that of the others
 ONLY_KERAS_3 = pytest.mark.skipif(not _keras.IS_KERAS_3, reason="Keras 2 makes metrics with the first batch")
 
 
 class Ended(Exception):
-    """A job ends in the middle."""
+    """Ends a job in the middle."""
 
 
 class End(keras.callbacks.Callback):
-    """Ends the job after so many updates."""
+    """Ends the job after a number of updates."""
 
     def __init__(self, at: int | None) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def make(epoch: int) -> tf.data.Dataset:
 
 
 def make_model(**of_embedding: Any) -> Any:
-    """All models begin alike: the tables of a process would not."""
+    """Returns a model with fixed initial weights. Tables of one process would begin with different values."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((2,), dtype="int64")
     rows = keras.layers.Flatten()(tsps.Embedding(LIMIT, 3, **of_embedding)(inputs))
@@ -56,13 +56,13 @@ def make_model(**of_embedding: Any) -> Any:
 
 
 def run(folder: Path, every: int, end_at: int | None = None, epochs: int = 4, watching: bool = False) -> Any:
-    """What `fit` returns of the epochs of a run, by epoch; the folder's job goes on."""
+    """Starts or resumes the job of `folder`. Returns the logs of `fit` by epoch."""
     model = make_model()
     checkpoint = tsps.callbacks.Checkpoint(folder, every_steps=every, background=False)
-    others = [keras.callbacks.EarlyStopping("loss", patience=2)] if watching else []
+    watchers = [keras.callbacks.EarlyStopping("loss", patience=2)] if watching else []
     try:
         history = model.fit(
-            checkpoint.dataset(make), epochs=epochs, verbose=0, callbacks=[End(end_at), *others, checkpoint]
+            checkpoint.dataset(make), epochs=epochs, verbose=0, callbacks=[End(end_at), *watchers, checkpoint]
         )
     except Ended:
         assert end_at is not None
@@ -85,26 +85,26 @@ def run(folder: Path, every: int, end_at: int | None = None, epochs: int = 4, wa
 def test_epochs_behind_a_restart_have_the_metrics_of_an_uninterrupted_run(
     tmp_path: Path, every: int, end_at: int
 ) -> None:
-    whole = run(tmp_path / "whole", every)
+    uninterrupted = run(tmp_path / "whole", every)
     run(tmp_path / "broken", every, end_at=end_at)
-    broken = run(tmp_path / "broken", every)
-    assert sorted(broken) == list(range(end_at // BATCHES, 4))
-    assert set(whole[0]) == {"loss", "mae", "percent"}
-    for epoch, found in broken.items():
-        assert found == whole[epoch], epoch
+    restarted = run(tmp_path / "broken", every)
+    assert sorted(restarted) == list(range(end_at // BATCHES, 4))
+    assert set(uninterrupted[0]) == {"loss", "mae", "percent"}
+    for epoch, logs in restarted.items():
+        assert logs == uninterrupted[epoch], epoch
 
 
 def test_more_epochs_of_a_job_that_had_ended_have_metrics_of_their_own(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", BATCHES)
+    uninterrupted = run(tmp_path / "whole", BATCHES)
     run(tmp_path / "more", BATCHES, epochs=NOISY + 1)
-    assert run(tmp_path / "more", BATCHES) == {epoch: whole[epoch] for epoch in (2, 3)}
+    assert run(tmp_path / "more", BATCHES) == {epoch: uninterrupted[epoch] for epoch in (2, 3)}
 
 
 def test_who_watches_a_metric_ends_training_where_it_would_have(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", BATCHES, epochs=6, watching=True)
+    uninterrupted = run(tmp_path / "whole", BATCHES, epochs=6, watching=True)
     run(tmp_path / "broken", BATCHES, end_at=2 * BATCHES + 1, epochs=6, watching=True)
-    broken = run(tmp_path / "broken", BATCHES, epochs=6, watching=True)
-    assert max(broken) == max(whole) > NOISY + 1
+    restarted = run(tmp_path / "broken", BATCHES, epochs=6, watching=True)
+    assert max(restarted) == max(uninterrupted) > NOISY + 1
 
 
 @ONLY_KERAS_3
@@ -124,8 +124,8 @@ def test_a_fit_with_another_optimizer_or_model_is_refused(tmp_path: Path) -> Non
         model.fit(checkpoint.dataset(make), epochs=2, verbose=0, callbacks=[checkpoint])
     with pytest.raises(ValueError, match="another model than the one before"):
         make_model().fit(checkpoint.dataset(make), epochs=2, verbose=0, callbacks=[checkpoint])
-    second = tsps.callbacks.Checkpoint(tmp_path / "b", every_steps=3)
-    model.fit(second.dataset(make), epochs=2, verbose=0, callbacks=[second])
+    new_checkpoint = tsps.callbacks.Checkpoint(tmp_path / "b", every_steps=3)
+    model.fit(new_checkpoint.dataset(make), epochs=2, verbose=0, callbacks=[new_checkpoint])
     assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 2 * BATCHES
 
 
@@ -147,7 +147,7 @@ def test_a_fit_that_has_the_dataset_and_not_the_callback_is_refused(tmp_path: Pa
 
 
 def test_a_fit_behind_steps_without_the_callback_is_refused_at_once(tmp_path: Path) -> None:
-    """It could not be restarted."""
+    """Such a job could not be restarted."""
     model = make_model()
     model.fit(make(0), verbose=0)
     checkpoint = tsps.callbacks.Checkpoint(tmp_path, every_steps=3)

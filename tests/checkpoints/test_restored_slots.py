@@ -1,4 +1,4 @@
-"""A restore brings slots back, and says nothing of slots that start anew."""
+"""A restore brings slots back, and does not warn that slots are reset."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def train(folder: Path, epochs: int) -> Any:
     checkpoint = tsps.callbacks.Checkpoint(str(folder), every_steps=4)
     model.fit(checkpoint.dataset(make), epochs=epochs, verbose=0, callbacks=[checkpoint])
     table = layer.bindings[0].reader()
-    found, seed = table.scan().read(), table.stats()["index_seed"]
-    order = np.argsort(found.keys)
-    return found.rows[order], found.slots[0][order], seed
+    block, seed = table.scan().read(), table.stats()["index_seed"]
+    order = np.argsort(block.keys)
+    return block.rows[order], block.slots[0][order], seed
 
 
 def test_adagrads_accumulators_go_on_without_a_warning(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_adagrads_accumulators_go_on_without_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*slots are reset")
         *resumed, seed = train(tmp_path / "broken", 2)
-    assert seed == first_seed, "an empty table takes the index seed of the checkpoint over"
-    *whole, other_seed = train(tmp_path / "whole", 2)
+    assert seed == first_seed, "an empty table must take over the index seed of the checkpoint"
+    *uninterrupted, other_seed = train(tmp_path / "whole", 2)
     assert other_seed != first_seed
-    for own, expected in zip(resumed, whole, strict=True):
-        np.testing.assert_array_equal(own, expected)
+    for actual, expected in zip(resumed, uninterrupted, strict=True):
+        np.testing.assert_array_equal(actual, expected)

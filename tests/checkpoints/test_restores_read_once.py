@@ -1,4 +1,4 @@
-"""A restore reads the rows of tables once, into the tables; damage that it finds leads to the checkpoint before."""
+"""A restore reads the rows of tables once. If it finds damage, it restores the checkpoint before."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def make_model() -> Any:
 
 
 def content(model: Any) -> list[Any]:
-    found: list[Any] = [variable.numpy() for layer in model.layers[-1:] for variable in layer.weights]
+    arrays: list[Any] = [variable.numpy() for layer in model.layers[-1:] for variable in layer.weights]
     for binding in tables.of(model):
         keys, rows, slots, _ = binding.reader().scan(slots=True).read()
         order = np.argsort(keys)
-        found += [keys[order], rows[order], *(one[order] for one in slots)]
-    return found
+        arrays += [keys[order], rows[order], *(slot[order] for slot in slots)]
+    return arrays
 
 
 def must_equal(a: list[Any], b: list[Any]) -> None:
-    for one, other in zip(a, b, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, list[list[Any]]]:
-    """A directory of two checkpoints with all rows, and what each has, the older one first."""
+    """A directory of two checkpoints with all rows, and their contents, the older one first."""
     model = make_model()
     checkpointer = tsps.Checkpointer(tmp_path / "a", model, model.optimizer, incremental=False, background=False)
     contents = []
@@ -65,7 +65,7 @@ def saved(tmp_path: Path) -> tuple[Path, list[list[Any]]]:
 
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Points that a restore comes to; each block of a file is a mutation of its table."""
+    """The fault points that a restore reaches. Each block of a file is one mutation of its table."""
     monkeypatch.setattr(tables, "_JOINED_BYTES", 4096 * DIM * 4)
     points: list[str] = []
     fault_points.set_action(points.append)
@@ -103,11 +103,11 @@ def test_rows_are_read_once(
         return checksum(file, *more)
 
     monkeypatch.setattr(stored_checkpoint, "file_crc32", noting)
-    found, model = restore(path)
-    assert found == str(newest(path))
+    restored_path, model = restore(path)
+    assert restored_path == str(newest(path))
     must_equal(content(model), contents[1])
     assert read == [manifest.VARIABLES]
-    assert reached.count("rows_restored") == 2 * (BLOCKS + 1)  # a key of step 1 is there, too
+    assert reached.count("rows_restored") == 2 * (BLOCKS + 1)  # the checkpoint also has a key of step 1
 
 
 @pytest.mark.parametrize(("number", "at", "n_applied"), [(0, 0.9, 2), (0, 0.1, 0), (1, 0.5, BLOCKS + 2)])
@@ -120,13 +120,13 @@ def test_damage_that_is_found_on_the_way_leads_to_the_checkpoint_before(
         pytest.warns(UserWarning, match="is not whole, an older one is looked for: .*damaged parameter file"),
         pytest.warns(UserWarning, match="is passed over: .*damaged: its checksum"),
     ):
-        found, model = restore(path)
-    assert found == str(path / "step-000000000001")
+        restored_path, model = restore(path)
+    assert restored_path == str(path / "step-000000000001")
     must_equal(content(model), contents[0])
-    first = reached[: [i for i, one in enumerate(reached) if one == "compared"][1]]
-    assert first.count("rows_restored") == n_applied, "the case is not the one that is meant"
-    assert "step_set" not in first
-    assert "variables_restored" not in first
+    reached_before = reached[: [i for i, point in enumerate(reached) if point == "compared"][1]]
+    assert reached_before.count("rows_restored") == n_applied, "the damage was not found where this case needs it"
+    assert "step_set" not in reached_before
+    assert "variables_restored" not in reached_before
 
 
 @pytest.mark.parametrize("per_node", [False, True])
@@ -142,7 +142,7 @@ def test_what_says_nothing_of_a_checkpoint_ends_the_restore(
         return checksum(file, *more)
 
     monkeypatch.setattr(stored_checkpoint, "file_crc32", refusing)
-    if not per_node:  # one that is looked at again is read then
+    if not per_node:  # a checkpoint that is checked again is read then
         limit *= 2
     model = make_model()
     checkpointer = tsps.Checkpointer(path, model, model.optimizer, per_node=per_node)
@@ -160,15 +160,15 @@ def test_a_file_with_the_rows_of_another_is_found_out(
 ) -> None:
     path, contents = saved
     wrong = file_of(newest(path))
-    shutil.copy(file_of(newest(path), 1), wrong)  # of the same step and size, and whole
+    shutil.copy(file_of(newest(path), 1), wrong)  # the copy is complete, and has the same step and size
     with pytest.warns(UserWarning, match="an older one is looked for: .* it has the rows of another file"):
-        found, model = restore(path)
-    assert found == str(path / "step-000000000001")
+        restored_path, model = restore(path)
+    assert restored_path == str(path / "step-000000000001")
     must_equal(content(model), contents[0])
-    # The control: without the comparison it is restored.
+    # The control: without the comparison, the wrong file is restored.
     monkeypatch.setattr(stored_rows._File, "check", lambda *_: None)
-    found, model = restore(path)
-    assert found == str(newest(path))
+    restored_path, model = restore(path)
+    assert restored_path == str(newest(path))
     assert any((a != b).any() for a, b in zip(content(model), contents[1], strict=True))
 
 
@@ -193,17 +193,17 @@ def test_a_damaged_checkpoint_of_the_beginning_is_begun_anew(tmp_path: Path) -> 
     model = make_model()
     tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save()
     damage(newest(tmp_path) / manifest.NAME, 0.5)
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer, background=False)
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer, background=False)
     with pytest.warns(UserWarning, match="is passed over"):
-        assert own.restore() is None
-    own.save()
-    assert [one.name for one in tmp_path.glob("step-*")] == ["step-000000000000-2"]
+        assert checkpointer.restore() is None
+    checkpointer.save()
+    assert [checkpoint.name for checkpoint in tmp_path.glob("step-*")] == ["step-000000000000-2"]
 
 
 def test_where_all_are_damaged_nothing_is_trained_on(saved: tuple[Path, list[list[Any]]], reached: list[str]) -> None:
     path, _ = saved
-    for one in directory.CheckpointDirectory(path).find():
-        damage(file_of(one.path), 0.9)
+    for checkpoint in directory.CheckpointDirectory(path).find():
+        damage(file_of(checkpoint.path), 0.9)
     with (
         pytest.warns(UserWarning, match="passed over"),
         pytest.raises(
@@ -220,11 +220,12 @@ def test_checkpoints_without_these_checksums_are_read_first(
 ) -> None:
     path, contents = saved
     file = newest(path) / manifest.NAME
-    found = manifest.Manifest.decode(file.read_bytes(), "")
+    content_of_manifest = manifest.Manifest.decode(file.read_bytes(), "")
     older = tuple(
-        {**table, "parts": [{**part, "rows_checksum": None} for part in table["parts"]]} for table in found.tables
+        {**table, "parts": [{**part, "rows_checksum": None} for part in table["parts"]]}
+        for table in content_of_manifest.tables
     )
-    file.write_bytes(dataclasses.replace(found, tables=older).encode())
+    file.write_bytes(dataclasses.replace(content_of_manifest, tables=older).encode())
     must_equal(content(restore(path)[1]), contents[1])
     damage(file_of(newest(path)), 0.9)
     reached.clear()

@@ -1,4 +1,4 @@
-"""What `Checkpoint.dataset` keeps: two epochs, and nothing of a `fit` that has ended."""
+"""`Checkpoint.dataset` keeps two epochs at most, and nothing after `fit` has ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make(_: int) -> tf.data.Dataset:
 
 
 def alive(cls: str) -> int:
-    return sum(type(one).__name__ == cls for one in gc.get_objects())
+    return sum(type(value).__name__ == cls for value in gc.get_objects())
 
 
 def test_fits_leave_nothing_behind(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_two_epochs_are_alive_at_most(tmp_path: Path) -> None:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             nonlocal most
             gc.collect()
-            most = max(most, sum(one() is not None for one in epochs))
+            most = max(most, sum(reference() is not None for reference in epochs))
 
     checkpoint = tsps.callbacks.Checkpoint(str(tmp_path), every_steps=10**9)
     make_model().fit(checkpoint.dataset(counted), epochs=6, verbose=0, callbacks=[checkpoint, Count()])
@@ -71,12 +71,12 @@ def test_two_epochs_are_alive_at_most(tmp_path: Path) -> None:
 
 
 def test_two_datasets_by_turns_are_told_apart(tmp_path: Path) -> None:
-    here = Position(lambda: 1)
-    here.go_to(0, 1)
-    first, second = (
-        ResumableDataset(lambda epoch, n=n: tf.data.Dataset.range(10 * n, 10 * n + 3), here) for n in (1, 2)
+    position = Position(lambda: 1)
+    position.go_to(0, 1)
+    dataset_1, dataset_2 = (
+        ResumableDataset(lambda epoch, n=n: tf.data.Dataset.range(10 * n, 10 * n + 3), position) for n in (1, 2)
     )
     for _ in range(2):
-        assert list(second.dataset.as_numpy_iterator()) == [21, 22]
-        assert list(first.dataset.as_numpy_iterator()) == [11, 12]
-    assert (first.passes, second.passes) == (2, 2)
+        assert list(dataset_2.dataset.as_numpy_iterator()) == [21, 22]
+        assert list(dataset_1.dataset.as_numpy_iterator()) == [11, 12]
+    assert (dataset_1.passes, dataset_2.passes) == (2, 2)

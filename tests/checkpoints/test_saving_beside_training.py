@@ -1,4 +1,4 @@
-"""A checkpoint that is written while training goes on has the step at which `save` was called, whatever comes after."""
+"""A checkpoint that is written during training contains the step at which `save` was called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Gate:
-    """Holds the thread that writes at a named point until it is opened."""
+    """Stops the writing thread at a fault point until the gate is opened."""
 
     def __init__(self, point: str) -> None:
         self._point, self._open, self.reached = point, threading.Event(), threading.Event()
@@ -35,7 +35,7 @@ class Gate:
 
     def _pass(self, point: str) -> None:
         if point == self._point and not self._open.is_set():
-            assert threading.get_ident() != self._trains, f"the thread that trains came to {point}"
+            assert threading.get_ident() != self._trains, f"the training thread reached {point}"
             self.reached.set()
             assert self._open.wait(60)
 
@@ -45,39 +45,39 @@ class Gate:
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """Closed before the first file, dense weights, is complete: no row has been written yet."""
-    one = Gate("file_written")
-    yield one
-    one.open()
+    """A gate that closes before the first file (dense weights) is complete, when no row was written yet."""
+    closed_gate = Gate("file_written")
+    yield closed_gate
+    closed_gate.open()
 
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_a_checkpoint_is_of_the_step_at_which_it_was_saved(tmp_path: Path, incremental: bool, gate: Gate) -> None:
     model, random = make_model(2), np.random.default_rng(0)
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer, incremental=incremental)
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer, incremental=incremental)
     train(model, random, 500)
     if incremental:
         fault_points.set_action(None)
-        own.save()
-        own.wait()
+        checkpointer.save()
+        checkpointer.wait()
         fault_points.set_action(gate._pass)
         train(model, random)
     expected = of_tables(model), dense(model)
-    path = own.save()
+    path = checkpointer.save()
     assert gate.reached.wait(60)
     for _ in range(5):
         train(model, random, 300, keys=600)
     assert not Path(path).exists()
     assert of_tables(model)[0] != expected[0][0]
     gate.open()
-    own.wait()
+    checkpointer.wait()
     assert kinds(path) == ["changes" if incremental else "all"] * 2
     assert of_checkpoint(path) == expected[0]
-    for one, other in zip(dense_of_checkpoint(path), expected[1], strict=True):
-        np.testing.assert_array_equal(one, other)
-    # The next increment has what was trained meanwhile.
-    path = own.save()
-    own.wait()
+    for value, expected_value in zip(dense_of_checkpoint(path), expected[1], strict=True):
+        np.testing.assert_array_equal(value, expected_value)
+    # The next increment contains what was trained meanwhile.
+    path = checkpointer.save()
+    checkpointer.wait()
     assert of_checkpoint(path) == of_tables(model)
 
 
@@ -93,13 +93,13 @@ def test_the_test_fails_if_rows_are_read_when_they_are_written(
     monkeypatch.setattr(Captured, "write", late)
     model, random = make_model(), np.random.default_rng(0)
     self_model = tables.of(model)
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
     train(model, random, 500)
     expected = of_tables(model)
-    path = own.save()
+    path = checkpointer.save()
     train(model, random, 300)
     gate.open()
-    own.wait()
+    checkpointer.wait()
     assert of_checkpoint(path) != expected
 
 
@@ -107,7 +107,7 @@ def test_dense_weights_are_copied_when_save_is_called(tmp_path: Path, gate: Gate
     model = make_model()
     train(model, np.random.default_rng(1))
     note = tf.Variable([1.0, 2.0, 3.0])
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer, extra={"note": note})
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer, extra={"note": note})
     fault_points.set_action(None)
     begun = threading.Event()
     run = save_in_progress.SaveInProgress._run
@@ -118,26 +118,26 @@ def test_dense_weights_are_copied_when_save_is_called(tmp_path: Path, gate: Gate
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(save_in_progress.SaveInProgress, "_run", late)
-        path = own.save()
+        path = checkpointer.save()
         for _ in range(3):
             note.assign_add([10.0, 10.0, 10.0])  # in place
         begun.set()
-        own.wait()
-    assert any(np.array_equal(one, [1.0, 2.0, 3.0]) for one in dense_of_checkpoint(path))
+        checkpointer.wait()
+    assert any(np.array_equal(value, [1.0, 2.0, 3.0]) for value in dense_of_checkpoint(path))
 
 
 def test_the_next_save_and_latest_wait_for_the_one_before(tmp_path: Path, gate: Gate) -> None:
     model, random = make_model(), np.random.default_rng(2)
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
     train(model, random)
-    first = own.save()
+    path_1 = checkpointer.save()
     train(model, random)
     opened = threading.Timer(0.5, gate.open)
     opened.start()
-    assert own.latest() == first
-    second = own.save()
-    own.wait()
-    assert own.latest() == second
+    assert checkpointer.latest() == path_1
+    path_2 = checkpointer.save()
+    checkpointer.wait()
+    assert checkpointer.latest() == path_2
     opened.join()
 
 
@@ -147,34 +147,34 @@ def test_an_error_is_told_by_the_next_call_once_and_training_goes_on(tmp_path: P
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     model, random = make_model(), np.random.default_rng(3)
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
     fault_points.set_action(full)
-    for call in (own.wait, own.save):
+    for call in (checkpointer.wait, checkpointer.save):
         train(model, random)
-        own.save()
-        assert not own.unsaved
+        checkpointer.save()
+        assert not checkpointer.unsaved
         with pytest.raises(NotSavedError, match=r"a checkpoint of step . was not saved to .*: OSError: .* No space"):
             call()
-        assert own.unsaved
-        own.wait()
+        assert checkpointer.unsaved
+        checkpointer.wait()
         assert list(tmp_path.iterdir()) == []
     fault_points.set_action(None)
-    path = own.save()
-    own.wait()
+    path = checkpointer.save()
+    checkpointer.wait()
     assert of_checkpoint(path) == of_tables(model)
 
 
 def test_images_that_find_no_room_make_the_next_save_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training wrote more rows than there was room to keep as they were: the next one is written between two steps."""
+    """If training changes more rows than the scan can preserve, the next save is written between two steps."""
     write, start = Captured.write, save_in_progress.SaveInProgress.start
-    trains: list[bool] = []  # beside each save
+    in_background_calls: list[bool] = []  # for each save, whether it runs in the background
 
     def begin(self: Any, *, in_background: bool) -> None:
-        trains.append(in_background)
+        in_background_calls.append(in_background)
         start(self, in_background=in_background)
 
     def no_room(self: Any, *arguments: Any) -> Any:
-        if trains[-1]:
+        if in_background_calls[-1]:
             raise UnavailableError("more rows were written than there is room for")
         return write(self, *arguments)
 
@@ -182,16 +182,16 @@ def test_images_that_find_no_room_make_the_next_save_wait(tmp_path: Path, monkey
     monkeypatch.setattr(Captured, "write", no_room)
     model = make_model()
     train(model, np.random.default_rng(4))
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer)
-    own.save()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    checkpointer.save()
     with pytest.raises(NotSavedError, match="room"):
-        own.wait()
-    path = own.save()
+        checkpointer.wait()
+    path = checkpointer.save()
     assert of_checkpoint(path) == of_tables(model)
-    own.wait()
-    own.save()  # and then beside training again
+    checkpointer.wait()
+    checkpointer.save()  # this save runs in the background again
     with pytest.raises(NotSavedError, match="room"):
-        own.wait()
+        checkpointer.wait()
 
 
 def test_another_process_cannot_save_beside_it(tmp_path: Path, gate: Gate) -> None:
@@ -199,23 +199,23 @@ def test_another_process_cannot_save_beside_it(tmp_path: Path, gate: Gate) -> No
 
     model = make_model()
     train(model, np.random.default_rng(5))
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer)
-    own.save()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    checkpointer.save()
     with (
         pytest.raises(WriterLockedError, match="is being written by rank 0"),
         CheckpointDirectory(tmp_path).saving(9, "another"),
     ):
         pass
     gate.open()
-    own.wait()
+    checkpointer.wait()
 
 
 def test_more_tables_than_scans_are_captured(tmp_path: Path) -> None:
     model = make_model(12)
     train(model, np.random.default_rng(6))
-    own = tsps.Checkpointer(tmp_path, model, model.optimizer)
-    path = own.save()
-    own.wait()
+    checkpointer = tsps.Checkpointer(tmp_path, model, model.optimizer)
+    path = checkpointer.save()
+    checkpointer.wait()
     assert of_checkpoint(path) == of_tables(model)
 
 
@@ -278,8 +278,8 @@ def test_fit_waits_for_the_last_save_and_warns_of_one_that_failed(tmp_path: Path
     checkpoint = tsps.callbacks.Checkpoint(tmp_path, every_steps=2, keep=9)
     with pytest.warns(UserWarning, match=r"a checkpoint of step [46] was not saved to .*No space.* Training continues"):
         model.fit(checkpoint.dataset(make), epochs=1, callbacks=[Fail(), checkpoint], verbose=0)
-    found = sorted(one.name for one in tmp_path.iterdir())
-    assert found[0] == "step-000000000000"
-    assert found[-1] == "step-000000000010"
-    assert len(found) < 6
-    assert of_checkpoint(tmp_path / found[-1]) == of_tables(model)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names[0] == "step-000000000000"
+    assert names[-1] == "step-000000000010"
+    assert len(names) < 6
+    assert of_checkpoint(tmp_path / names[-1]) == of_tables(model)

@@ -1,4 +1,4 @@
-"""What TF_CONFIG may say, and what is refused with the reason."""
+"""Valid contents of TF_CONFIG, and contents that are refused with the reason."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_nothing_is_said(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
 
 
 def test_workers_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find(monkeypatch, config(WORKERS, index=1))
-    assert found == cluster_config.ClusterConfig(("a:1", "b:2"), 1)
-    assert found.size == 2
-    assert find(monkeypatch, config(WORKERS, index="1")) == found  # as some operators write it
+    cluster = find(monkeypatch, config(WORKERS, index=1))
+    assert cluster == cluster_config.ClusterConfig(("a:1", "b:2"), 1)
+    assert cluster.size == 2
+    assert find(monkeypatch, config(WORKERS, index="1")) == cluster  # some operators write it as text
 
 
 def test_the_chief_is_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

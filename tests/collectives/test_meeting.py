@@ -1,4 +1,4 @@
-"""Ranks that TF_CONFIG names meet before TensorFlow connects them, or learn who is missing and what differs."""
+"""The ranks of TF_CONFIG meet before TensorFlow connects them. They learn which rank is missing and what differs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
 from tf_sparse_ps.collectives.key_values import KeyValueStore
 from tf_sparse_ps.errors import CollectivesError, RankLost
 
-LONG_S, SHORT_S = 30.0, 1.5  # the one ends every test that waits in vain
+LONG_S, SHORT_S = 30.0, 1.5  # SHORT_S ends every test that waits in vain
 
 
 def addresses(ranks: int) -> tuple[str, ...]:
-    """Of ports that nobody has."""
+    """Returns addresses with free ports."""
     probes = [socket.socket() for _ in range(ranks)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))
-    found = tuple(f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes)
+    free = tuple(f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes)
     for probe in probes:
         probe.close()
-    return found
+    return free
 
 
 def meet(clusters: list[ClusterConfig], timeout_s: float, late: int | None = None) -> list[Any]:
-    """What each of some ranks gets, or the error that it gets."""
+    """Returns the result or the error of each rank."""
     results: list[Any] = [None] * len(clusters)
 
     def rank(position: int) -> None:
@@ -42,7 +42,7 @@ def meet(clusters: list[ClusterConfig], timeout_s: float, late: int | None = Non
         except Exception as error:
             results[position] = error
 
-    threads = [threading.Thread(target=rank, args=(one,)) for one in range(len(clusters))]
+    threads = [threading.Thread(target=rank, args=(position,)) for position in range(len(clusters))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -52,7 +52,7 @@ def meet(clusters: list[ClusterConfig], timeout_s: float, late: int | None = Non
 
 @pytest.fixture(params=["rank 0", "launcher"], autouse=True)
 def keeper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Who keeps the store in which they meet."""
+    """The process that serves the store in which the ranks meet."""
     monkeypatch.delenv("TFSPS_KEY_VALUES", raising=False)
     if request.param == "rank 0":
         yield request.param
@@ -72,7 +72,7 @@ def test_all_go_on_when_all_are_there(keeper: str, late: int | None) -> None:
     assert [store.read("greeting") for store in stores] == ["good morning"] * 3
     servers = [server for _, server in results if server]
     assert len(servers) == (keeper == "rank 0")
-    for address in everyone:  # TensorFlow's servers come there next
+    for address in everyone:  # the next servers at these addresses are TensorFlow's
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", int(address.rpartition(":")[2])))
@@ -111,9 +111,9 @@ def test_a_cluster_that_differs_is_named_with_both_at_once() -> None:
 @pytest.mark.parametrize("taken", [0, 1])
 def test_a_port_that_is_taken_is_named_with_its_rank(taken: int, keeper: str) -> None:
     everyone = addresses(2)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", int(everyone[taken].rpartition(":")[2])))
-        other.listen()
+    with socket.socket() as occupant:
+        occupant.bind(("127.0.0.1", int(everyone[taken].rpartition(":")[2])))
+        occupant.listen()
         results = meet([ClusterConfig(everyone, r) for r in range(2)], SHORT_S)
     assert f"rank {taken} cannot listen at {everyone[taken]}" in str(results[taken])
     assert isinstance(results[taken], CollectivesError if taken == 0 and keeper == "rank 0" else RankLost)

@@ -1,4 +1,4 @@
-"""Every private name of docs/private-names.md is there, and does what we need of it."""
+"""Every private name of docs/private-names.md exists and behaves as the library needs it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def test_a_seed_shows_in_the_context_and_is_anew_each_time() -> None:
     seed, mark = _keras.random_seed()
     assert seed == "3", "tables would not follow keras.utils.set_random_seed (context()._seed)"
     keras.utils.set_random_seed(3)
-    again, other = _keras.random_seed()
-    assert again == "3"
-    assert other is not mark, "a model made again after the same seed would have other values (context()._rng)"
+    seed_again, other_mark = _keras.random_seed()
+    assert seed_again == "3"
+    assert other_mark is not mark, (
+        "a model that is made again after the same seed would have other values (context()._rng)"
+    )
 
 
 def test_determinism_is_seen() -> None:
@@ -60,29 +62,29 @@ def test_a_local_variable_is_not_mirrored() -> None:
 
 
 def test_xla_is_seen_while_it_is_traced() -> None:
-    seen = []
+    under_xla = []
 
     @tf.function(jit_compile=True)
     def with_xla(x: tf.Tensor) -> tf.Tensor:
-        seen.append(_keras.traced_with_jit_compile())
+        under_xla.append(_keras.traced_with_jit_compile())
         return x + 1.0
 
     with_xla.get_concrete_function(tf.TensorSpec([], tf.float32))
-    assert seen == [True], "a lookup in a function with jit_compile=True would fail without a reason"
-    tf.function(lambda x: seen.append(_keras.traced_with_jit_compile())).get_concrete_function(tf.zeros([]))
-    assert seen == [True, False]
+    assert under_xla == [True], "a lookup in a function with jit_compile=True would fail without an explanation"
+    tf.function(lambda x: under_xla.append(_keras.traced_with_jit_compile())).get_concrete_function(tf.zeros([]))
+    assert under_xla == [True, False]
 
 
 def test_recording_tapes_are_seen_eagerly_and_in_functions() -> None:
-    seen = []
+    recording = []
 
     def look(x: tf.Tensor) -> tf.Tensor:
-        seen.append(_tensorflow.is_recording())
+        recording.append(_tensorflow.is_recording())
         return x
 
     look(tf.constant(1.0)), tf.function(look).get_concrete_function(tf.TensorSpec([]))
-    assert seen == [False] * 2, "an evaluation with an id out of range would return zeros"
-    seen.clear()
+    assert recording == [False] * 2, "an evaluation with an id out of range would return zeros"
+    recording.clear()
 
     @tf.function
     def step(x: tf.Tensor) -> tf.Tensor:
@@ -94,14 +96,14 @@ def test_recording_tapes_are_seen_eagerly_and_in_functions() -> None:
     with tf.GradientTape():
         look(tf.constant(1.0))
     step.get_concrete_function(tf.TensorSpec([]))
-    assert seen == [True, True, True, False], "an id out of range on one rank would end one rank's step alone"
+    assert recording == [True, True, True, False], "an id out of range on one rank would end the step of that rank only"
 
 
 def test_functions_of_datasets_are_seen_while_they_are_traced() -> None:
-    seen = []
+    in_dataset = []
 
     def look(x: tf.Tensor) -> tf.Tensor:
-        seen.append(_tensorflow.traced_for_dataset())
+        in_dataset.append(_tensorflow.traced_for_dataset())
         return x
 
     ids = tf.data.Dataset.range(3)
@@ -109,10 +111,10 @@ def test_functions_of_datasets_are_seen_while_they_are_traced() -> None:
     ids.flat_map(lambda x: tf.data.Dataset.from_tensors(x).map(look)).interleave(
         lambda x: tf.data.Dataset.range(look(x))
     )
-    assert seen == [True] * 5
-    seen.clear()
+    assert in_dataset == [True] * 5
+    in_dataset.clear()
     look(tf.constant(1)), tf.function(lambda x: tf.cond(x > 0, lambda: look(x), lambda: x))(tf.constant(1))
-    assert seen == [False] * 2
+    assert in_dataset == [False] * 2
 
 
 def test_the_context_tells_whether_operations_have_run_and_processes_are_connected() -> None:
@@ -124,13 +126,13 @@ def test_the_context_tells_whether_operations_have_run_and_processes_are_connect
         "ours.context.context()._collective_leader = '/job:worker/replica:0/task:0'\n"
         "print(ours.connects_processes())"
     )
-    found = run_forked(program)
-    assert found.stdout.split() == ["False", "False", "True", "False", "True"], (
+    completed = run_forked(program)
+    assert completed.stdout.split() == ["False", "False", "True", "False", "True"], (
         "tsps.init() would let TensorFlow connect workers too late (context()._context_handle), or twice "
         "(context()._collective_leader)"
     )
     assert inspect.signature(type(_tensorflow.context.context()).configure_collective_ops).parameters, (
-        "what sets context()._collective_leader is gone"
+        "TensorFlow no longer has the method that sets context()._collective_leader"
     )
 
 
@@ -138,25 +140,25 @@ def test_the_body_of_a_called_function_is_found() -> None:
     inner = tf.function(lambda x: x * 2.0)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([], tf.float32))
     bodies = [_keras.body_of_call(op) for op in outer.graph.get_operations()]
-    found = [body for body in bodies if body is not None]
-    assert found, "gradients reduced by Horovod inside of functions would not be refused (graph._get_function)"
-    assert len(found[0].inputs) == len(found[0].outputs) == 1
+    called_bodies = [body for body in bodies if body is not None]
+    assert called_bodies, "gradients reduced by Horovod inside of functions would not be refused (graph._get_function)"
+    assert len(called_bodies[0].inputs) == len(called_bodies[0].outputs) == 1
 
 
 def test_a_cast_of_keras_to_the_type_of_an_input_is_seen() -> None:
-    found: list[Any] = []
+    casts: list[Any] = []
 
     class Look(keras.layers.Layer):
         def call(self, x: Any) -> Any:
             if not tf.executing_eagerly() and isinstance(x, tf.Tensor):
-                found.extend(_keras_inputs.cast_for_input(x))
+                casts.extend(_keras_inputs.cast_for_input(x))
             return x
 
     inputs = keras.Input((2,), dtype="int64")
     model = keras.Model(inputs, Look()(inputs))
     tf.function(lambda x: model(x)).get_concrete_function(tf.TensorSpec([None, 2], tf.float32))
-    assert [(one.dtype.name, dtype.name) for one, dtype in found] == [("float32", "int64")], (
-        "ids given as floats would be cut off in silence (names of Keras's functions in op.traceback)"
+    assert [(tensor.dtype.name, dtype.name) for tensor, dtype in casts] == [("float32", "int64")], (
+        "ids given as floats would be truncated without a warning (names of Keras's functions in op.traceback)"
     )
 
 
@@ -172,29 +174,29 @@ def test_functions_around_a_step_are_traced_anew() -> None:
 
     step(tf.zeros([]))
     assert calls[:2] == ["traced", "called"], "TimedBuckets would never look at its profile (capture_call_time_value)"
-    assert hook.retrace(), "TimedBuckets would go on without its plan (tracing_options.function_cache)"
+    assert hook.retrace(), "TimedBuckets would continue without its plan (tracing_options.function_cache)"
     calls.clear()
     step(tf.zeros([]))
     assert "traced" in calls
 
 
 def test_the_model_that_fit_trains_is_found_from_its_optimizer() -> None:
-    found = []
+    models_found = []
 
     class Optimizer(keras.optimizers.SGD):
         def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-            found.append(_keras.model_in_training(self))
+            models_found.append(_keras.model_in_training(self))
             return super().apply_gradients(*args, **kwargs)
 
     model = small_model()
     model.compile(Optimizer(0.1), "mse", run_eagerly=True)
     model.fit(tf.zeros([4, 3]), tf.zeros([4, 1]), verbose=0)
-    assert found[0] is model, "frozen weights that differ between ranks would not be found"
+    assert models_found[0] is model, "frozen weights that differ between ranks would not be found"
 
 
 def test_fit_begins_at_an_epoch_and_a_batch() -> None:
     class Begin(keras.callbacks.Callback):
-        seen: list[tuple[int, int]] = []  # noqa: RUF012 - of one test
+        seen: list[tuple[int, int]] = []  # noqa: RUF012 - one test uses it
 
         def on_train_begin(self, logs: Any = None) -> None:
             _keras_fit.begin_at_epoch(self.model, 2)
@@ -213,12 +215,12 @@ def test_fit_begins_at_an_epoch_and_a_batch() -> None:
     model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensors((np.ones((4, 3)), np.ones((4, 1)))).repeat(100).filter(lambda *_: True)
     model.fit(data, epochs=5, callbacks=[begin], verbose=0)
-    first = 0 if _keras.IS_KERAS_3 else 3  # Keras 3 counts what it sees
-    assert begin.seen == [(2, first), (2, first + 1)] + [(3, n) for n in range(4)] + [(4, n) for n in range(6)], (
-        "a restart would not go on at the batch (epoch_iterator, data_handler)"
-    )
+    first_batch = 0 if _keras.IS_KERAS_3 else 3  # Keras 3 numbers the batches that it gets
+    assert begin.seen == [(2, first_batch), (2, first_batch + 1)] + [(3, n) for n in range(4)] + [
+        (4, n) for n in range(6)
+    ], "a restart would not resume at the batch (epoch_iterator, data_handler)"
     history = model.fit(data.take(2), epochs=2, verbose=0)
-    assert history.epoch == [0, 1], "the next fit would begin where the restart began"
+    assert history.epoch == [0, 1], "the next fit would begin where the restarted one began"
     with pytest.raises(RuntimeError, match="this version of Keras has no"):
         _keras_fit.begin_epoch(model, 0, None)
 
@@ -227,31 +229,35 @@ def test_seeds_metrics_and_rates_are_found_for_checkpoints() -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
     model.compile(keras.optimizers.SGD(0.25, momentum=0.5), "mse")
     model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
-    assert len(_keras.metric_variables(model)) == 2, "the loss of an epoch would begin again (total and count)"
-    rates = [one for one in _keras.optimizer_state(model.optimizer) if "learning_rate" in one.name]
-    assert len(rates) == 1, "a rate that a callback has set would be lost"
+    assert len(_keras.metric_variables(model)) == 2, "the loss of an epoch would start over (total and count)"
+    rates = [variable for variable in _keras.optimizer_state(model.optimizer) if "learning_rate" in variable.name]
+    assert len(rates) == 1, "a rate that a callback set would be lost"
     if _keras.IS_KERAS_3:
         (seed,) = _keras.seed_variables(model)
-        assert any(seed is one for one in _keras.all_variables(model)), "dropout would repeat itself after a restart"
+        assert any(seed is variable for variable in _keras.all_variables(model)), (
+            "dropout would repeat itself after a restart"
+        )
     else:
-        assert _keras.seed_variables(model) == []  # those of Keras 2 are no variables, unless they are asked for
+        assert _keras.seed_variables(model) == []  # Keras 2 has no variables for seeds, unless they are asked for
 
 
 def test_datasets_tell_what_they_are_made_from_and_fit_what_it_was_given() -> None:
     data = tf.data.Dataset.from_tensors((np.ones((4, 3)), np.ones((4, 2))))
-    made = data.map(lambda x, y: (x, y)).prefetch(1)
-    assert any(one is data for one in _tensorflow.datasets_in(made)), "a forgotten Checkpoint would not be seen"
+    pipeline = data.map(lambda x, y: (x, y)).prefetch(1)
+    assert any(dataset is data for dataset in _tensorflow.datasets_in(pipeline)), (
+        "a forgotten Checkpoint would not be seen"
+    )
     assert list(_tensorflow.datasets_in(np.ones(3))) == []
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
-    given = []
+    inputs_seen = []
 
     class Look(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
-            given.append(_keras_fit.input_of(self.model))
+            inputs_seen.append(_keras_fit.input_of(self.model))
 
-    model.fit(made, verbose=0, callbacks=[Look()])
-    assert given[0] is made
+    model.fit(pipeline, verbose=0, callbacks=[Look()])
+    assert inputs_seen[0] is pipeline
     assert _keras_fit.input_of(model) is None
 
 
@@ -261,8 +267,8 @@ def test_metrics_are_made_before_the_first_batch() -> None:
     model.compile("sgd", "mse", metrics=["mae"])
     batch = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
     _keras.build_metrics(model, batch)
-    assert len(_keras.metric_variables(model)) == 4, "metrics of an epoch would begin again after a restart"
-    _keras.build_metrics(model, (tf.TensorSpec([None, 7]),))  # no batch of this model's: nothing is raised
+    assert len(_keras.metric_variables(model)) == 4, "metrics of an epoch would start over after a restart"
+    _keras.build_metrics(model, (tf.TensorSpec([None, 7]),))  # another model's batch raises no error
 
 
 @KERAS_3
@@ -279,7 +285,7 @@ def test_keras_adds_gradients_up_in_the_method_that_is_replaced() -> None:
         variable, optimizer = keras.Variable([1.0]), Optimizer(0.5)
         optimizer.build([variable])
     strategy.run(lambda: optimizer.apply_gradients([(tf.constant([1.0]), variable)]))
-    assert asked, "gradients would be added up twice under tf.distribute: Keras calls another method now"
+    assert asked, "gradients would be added up twice under tf.distribute: Keras now calls another method"
 
 
 @KERAS_3
@@ -301,7 +307,7 @@ def test_rates_and_slots_of_keras_2() -> None:
     assert float(_keras.current_learning_rate(optimizer)) == 1.0, "Optimizer._learning_rate"
     legacy = keras.optimizers.legacy.Adam(schedule)
     _keras.build_optimizer(legacy, [variable])
-    assert len(legacy.weights) == 3, "Optimizer._create_all_weights makes no slots: ranks would not compare them"
+    assert len(legacy.weights) == 3, "Optimizer._create_all_weights makes no slots, so ranks would not compare them"
     assert float(_keras.current_learning_rate(legacy)) == 1.0, "Optimizer._decayed_lr"
 
 
@@ -312,15 +318,17 @@ def test_slots_of_a_variable_are_found(name: str, options: dict[str, Any], slots
     variable = keras.Variable([1.0, 2.0]) if _keras.IS_KERAS_3 else tf.Variable([1.0, 2.0])
     optimizer = getattr(keras.optimizers, name)(0.1, **options)
     _keras.build_optimizer(optimizer, [variable])
-    found = _keras.slots_of(optimizer, variable)
-    assert [tuple(one.shape) for one in found] == [(2,)] * slots, f"DelayedGlobal cannot correct {name}"
+    slots_found = _keras.slots_of(optimizer, variable)
+    assert [tuple(slot.shape) for slot in slots_found] == [(2,)] * slots, f"DelayedGlobal cannot correct {name}"
 
 
 def test_names_without_weight_decay_are_found() -> None:
     optimizer = keras.optimizers.AdamW(0.1)
     assert _keras.names_without_weight_decay(optimizer) == []
     optimizer.exclude_from_weight_decay(var_names=["table"])
-    assert _keras.names_without_weight_decay(optimizer) == ["table"], "rows would decay that are not to (AdamW)"
+    assert _keras.names_without_weight_decay(optimizer) == ["table"], (
+        "rows that are excluded from weight decay would decay (AdamW)"
+    )
 
 
 def test_an_optimizer_knows_the_strategy_that_it_was_made_under() -> None:
@@ -340,15 +348,15 @@ def test_types_and_layers_of_keras() -> None:
 
 @KERAS_3
 def test_keras_takes_the_variable_that_is_made_for_it() -> None:
-    made = []
+    values_made = []
 
     class Variable(_keras.VariableMadeHere):
         def make_value(self, value: Any) -> Any:
-            made.append(tf.Variable(value() if callable(value) else value))
-            return made[0]
+            values_made.append(tf.Variable(value() if callable(value) else value))
+            return values_made[0]
 
     variable = Variable("zeros", shape=(2,), dtype="float32")
-    assert variable.value is made[0], "the anchor would be a variable of Keras's own (Variable._initialize)"
+    assert variable.value is values_made[0], "the anchor would be a variable of Keras's own (Variable._initialize)"
     assert not _keras.is_deferred(variable)
 
 
@@ -363,7 +371,7 @@ def test_functions_that_save_are_replaced() -> None:
         for part in name.split("."):
             owner = getattr(owner, part, None)
         of_this_version += owner is not None
-    assert of_this_version >= 5, "ranks that save to one path at once would mix their files"
+    assert of_this_version >= 5, "ranks that save to the same path at the same time would mix their files"
 
 
 def test_functions_that_trace_for_an_export_are_replaced(tmp_path: Path) -> None:
@@ -381,14 +389,14 @@ def test_functions_that_trace_for_an_export_are_replaced(tmp_path: Path) -> None
     assert not any(inside)
     inside.clear()
     model.export(str(tmp_path / "model"))
-    assert inside, "the model was not traced"
-    assert all(inside), "an export would look rows up on other nodes (ExportArchive.add_endpoint, write_out)"
+    assert inside, "the export must trace the model"
+    assert all(inside), "an export would look up rows on other nodes (ExportArchive.add_endpoint, write_out)"
 
 
 @KERAS_3
 def test_files_of_large_models_go_by_way_of_the_disk() -> None:
-    found = list(_keras_hooks._found(_keras_hooks._MEMORY_CHECK))
-    assert found, "a .keras file of a sharded table would be made in memory (saving_lib.is_memory_sufficient)"
+    functions_found = list(_keras_hooks._found(_keras_hooks._MEMORY_CHECK))
+    assert functions_found, "a .keras file of a sharded table would be made in memory (saving_lib.is_memory_sufficient)"
 
 
 def test_arrays_of_a_store_are_filled_and_read_by_parts(tmp_path: Path) -> None:
@@ -399,12 +407,14 @@ def test_arrays_of_a_store_are_filled_and_read_by_parts(tmp_path: Path) -> None:
         def save_own_variables(self, store: Any) -> None:
             store["first"] = np.zeros(1, np.uint8)
             arrays = _keras_stores.new_arrays(store, {"rows": ((4, 2), np.float32)})
-            assert arrays is not None, "tables would be saved whole (H5IOStore._h5_entry_group)"
+            assert arrays is not None, "tables would be saved from a copy in memory (H5IOStore._h5_entry_group)"
             arrays["rows"][1:3] = 7.0
 
         def load_own_variables(self, store: Any) -> None:
             rows = _keras_stores.stored(store, "rows")
-            assert not isinstance(rows, np.ndarray), "tables would be loaded whole (saving_lib.safe_get_h5_dataset)"
+            assert not isinstance(rows, np.ndarray), (
+                "tables would be loaded into memory as a whole (saving_lib.safe_get_h5_dataset)"
+            )
             assert np.asarray(rows[:2]).tolist() == [[0.0, 0.0], [7.0, 7.0]]
             self.loaded = True
 
@@ -419,10 +429,10 @@ def test_a_checkpoint_tells_what_it_saves() -> None:
     module = tf.Module()
     module.variable = tf.Variable(1.0)
     checkpoint = tf.train.Checkpoint(module=module)
-    assert any(one is module.variable for one in _tensorflow.saved_with(checkpoint._saver)), (
-        "a rank that saves a checkpoint would not be one of all (TrackableSaver._graph_view)"
+    assert any(value is module.variable for value in _tensorflow.saved_with(checkpoint._saver)), (
+        "ranks would not save a checkpoint together (TrackableSaver._graph_view)"
     )
-    assert any(one is module.variable for one in _tensorflow.saved_with(module))
+    assert any(value is module.variable for value in _tensorflow.saved_with(module))
 
 
 def test_a_guarded_variable_refuses_optimizers() -> None:
@@ -440,7 +450,7 @@ def test_a_guarded_variable_refuses_optimizers() -> None:
 
     variable = Variable("zeros", shape=(1,), dtype="float32") if _keras.IS_KERAS_3 else guarded
     _tensorflow.on_optimizer_key(guarded, refuse)
-    with pytest.raises(Refused):  # else any Keras optimizer trains a table's weight of no rows, in silence
+    with pytest.raises(Refused):  # otherwise any Keras optimizer trains a table's empty weight without an error
         keras.optimizers.SGD(0.1).build([variable])
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
         assert float(guarded[0]) == 1.0, "reading a table under a strategy would be refused (distribute_utils)"
@@ -458,7 +468,7 @@ def test_a_variable_becomes_one_of_a_subclass_and_chooses_what_is_saved(tmp_path
     _tensorflow.track(variable, tf.Variable(3.0), "left_out")
     path = tf.train.Checkpoint(root=variable).write(str(tmp_path / "checkpoint"))
     names = [name for name, _ in tf.train.list_variables(path)]
-    assert any("kept" in name for name in names), "a checkpoint would not hold tables (_track_trackable)"
+    assert any("kept" in name for name in names), "a checkpoint would not contain tables (_track_trackable)"
     assert not any("left_out" in name for name in names), "_trackable_children"
 
 
@@ -481,7 +491,7 @@ def test_an_asset_is_made_when_a_saved_model_is_written(tmp_path: Path) -> None:
     module.asset = Made(tf.constant("/nowhere"))
     tf.saved_model.save(module, str(tmp_path / "model"))
     module.asset.exported()
-    assert (tmp_path / "model" / "assets" / "made").read_text() == "content", "a SavedModel would hold no table"
+    assert (tmp_path / "model" / "assets" / "made").read_text() == "content", "a SavedModel would contain no table"
 
 
 def test_who_calls_is_seen_through_modules() -> None:
@@ -499,7 +509,7 @@ def test_horovods_names() -> None:
     from tf_sparse_ps._compat import _horovod  # imports Horovod
 
     assert callable(_horovod.mpi_ops._grouped_allreduce), "collectives cannot add up without dividing"
-    assert hasattr(_horovod.mpi_ops.MPI_LIB, "horovod_join"), "hvd.join would end in a hang, not in its reason"
+    assert hasattr(_horovod.mpi_ops.MPI_LIB, "horovod_join"), "hvd.join would hang instead of being refused"
 
 
 def test_horovods_rendezvous_server_keeps_what_ranks_tell_it_until_all_have_read_it() -> None:
@@ -526,50 +536,50 @@ def test_horovods_rendezvous_server_keeps_what_ranks_tell_it_until_all_have_read
     assert ask("GET", "/global/0")[0] == 404, "hvd.init() after hvd.shutdown() would find old addresses"
 
 
-# --- where they may be named ---
+# --- the modules that may use them ---
 
 
 def private_names(tree: ast.Module, own: set[str]) -> list[tuple[int, str]]:
-    """Attributes with an underscore that are none of the library's own, and modules that are private."""
-    found = []
+    """Returns attributes with an underscore that are not the library's own, and private modules."""
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             private = re.match(r"_[^_]", node.attr) and node.attr not in own
             if private or (node.attr == "__class__" and isinstance(node.ctx, ast.Store)):
-                found.append((node.lineno, node.attr))
+                names.append((node.lineno, node.attr))
         elif isinstance(node, ast.ImportFrom) and PRIVATE_MODULES.match(node.module or ""):
-            found.append((node.lineno, str(node.module)))
-    return sorted(found)
+            names.append((node.lineno, str(node.module)))
+    return sorted(names)
 
 
 def own_names() -> set[str]:
-    """Of functions, classes, attributes and variables that the library itself defines, and of Python's own."""
-    found = {"_exit", "_current_frames", "_asdict", "_replace"}
+    """Returns names of functions, classes, attributes and variables that the library or Python defines."""
+    names = {"_exit", "_current_frames", "_asdict", "_replace"}
     for module in LIBRARY.rglob("*.py*"):
         if module.suffix not in (".py", ".pyi"):
             continue
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found.add(node.name)
+                names.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
+                names.add(node.id)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                    found.add(node.attr)
+                    names.add(node.attr)
             elif isinstance(node, ast.alias):
-                found.add((node.asname or node.name).rpartition(".")[2])
-    return found
+                names.add((node.asname or node.name).rpartition(".")[2])
+    return names
 
 
 def test_private_names_are_in_compat_alone() -> None:
-    own = own_names() - {"_initialize", "_trackable_children", "_export_to_saved_model_graph"}
-    found = {
+    own_attributes = own_names() - {"_initialize", "_trackable_children", "_export_to_saved_model_graph"}
+    names_outside = {
         f"{module.relative_to(ROOT)}:{line} {name}"
         for module in LIBRARY.rglob("*.py")
         if "_compat" not in module.parts
-        for line, name in private_names(ast.parse(module.read_text()), own)
+        for line, name in private_names(ast.parse(module.read_text()), own_attributes)
     }
-    assert found == set()
+    assert names_outside == set()
 
 
 def test_a_private_name_elsewhere_is_found() -> None:

@@ -1,4 +1,4 @@
-"""Tables without TensorFlow, each test in a folder of its own in shared memory."""
+"""Tables without TensorFlow. Each test has a folder of its own in shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def folder() -> Iterator[str]:
 
 @pytest.fixture
 def create(folder: str) -> Callable[..., Table]:
-    """Makes a table of the test's group."""
+    """Makes tables of the test's group."""
 
     def make(name: str = "user", dim: int = 4, *, group: str = "group", **kwargs: Any) -> Table:
         kwargs.setdefault("optimizer", optimizers.SGD(learning_rate=1.0))

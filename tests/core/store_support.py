@@ -1,4 +1,4 @@
-"""Tables without TensorFlow, each test in a folder of its own in shared memory."""
+"""Helpers for tests of tables without TensorFlow: values, and programs in other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ones(n: int, dim: int = 4) -> np.ndarray:
 
 
 def start_child(code: str) -> subprocess.Popen[str]:
-    """Starts Python code in another process, whose output is read as text."""
+    """Starts Python code in another process, with its output as text."""
     env = {**os.environ, "PYTHONPATH": os.fspath(PACKAGE_PARENT)}
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env, cwd="/")
 

@@ -1,4 +1,4 @@
-"""`Table.changes_since`: never less than what changed, against a model, for several consumers, through kills."""
+"""`Table.changes_since` never omits a change: compared with a model, for several consumers, and after kills."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ HERE = Path(__file__).resolve().parent
 
 
 class Model:
-    """What is there, and what changed since each consumer's mark."""
+    """The keys of a table, and the keys that changed since each consumer's mark."""
 
     def __init__(self) -> None:
         self.there: set[int] = set()
-        self.since: dict[str, tuple[set[int], set[int]]] = {}  # by mark: keys written, keys erased
+        self.since: dict[str, tuple[set[int], set[int]]] = {}  # for each mark: keys written, keys erased
 
     def write(self, keys: list[int]) -> None:
         self.there |= set(keys)
@@ -38,31 +38,34 @@ class Model:
             written |= set(keys)
 
     def erase(self, keys: list[int]) -> None:
-        gone = self.there & set(keys)
-        self.there -= gone
+        removed = self.there & set(keys)
+        self.there -= removed
         for _, erased in self.since.values():
-            erased |= gone
+            erased |= removed
 
     def check(self, mark: str, changes: Changes, *, exact: bool) -> None:
-        """A consumer that has a copy as of the mark erases, then copies what was written: it must have all."""
+        """Asserts that the changes bring a copy as of the mark up to date.
+
+        A consumer first deletes the erased keys from its copy, and then copies the written ones.
+        """
         written, erased = self.since[mark]
-        told, gone = set(changes.written.tolist()), set(changes.erased.tolist())
-        assert len(told) == len(changes.written)
-        assert len(gone) == len(changes.erased)
-        assert told <= self.there, "keys that are not there"
-        assert (written & self.there) <= told, "a key that was written is missing"
+        written_keys, erased_keys = set(changes.written.tolist()), set(changes.erased.tolist())
+        assert len(written_keys) == len(changes.written)
+        assert len(erased_keys) == len(changes.erased)
+        assert written_keys <= self.there, "the table does not contain some written keys"
+        assert (written & self.there) <= written_keys, "a written key is missing"
         if not changes.everything:
-            assert erased <= gone | told, "a key that was erased is missing"
+            assert erased <= erased_keys | written_keys, "an erased key is missing"
         if exact:
-            assert (told, gone) == (written & self.there, erased)
+            assert (written_keys, erased_keys) == (written & self.there, erased)
 
 
 def draw(dice: random.Random) -> tuple[str, list[int]]:
-    """An operation on keys that often meet."""
+    """Draws an operation. Its keys often equal those of other operations."""
     kind = dice.choices(("train", "assign", "erase", "grow"), (6, 3, 3, 0.3))[0]
     if kind == "grow":
-        first = dice.randrange(10**6)
-        return "train", list(range(first, first + 3000))
+        first_key = dice.randrange(10**6)
+        return "train", list(range(first_key, first_key + 3000))
     return kind, dice.sample(range(200), dice.randint(1, 40))
 
 
@@ -101,7 +104,7 @@ def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage
     dice = random.Random(9)
     options = {} if storage == "memory" else {"storage": Tiered(str(tmp_path / "disk"), memory=14 << 20)}
     table, dim = create(dim=64, optimizer=optimizers.Adagrad(learning_rate=0.1), **options), 64
-    mark = begun = table.mark_changes()
+    mark = first_mark = table.mark_changes()
     for number in range(60):
         keys = dice.sample(range(8000), 400)
         table.apply_gradients(keys, np.full((len(keys), dim), 1.0 + number, np.float32))
@@ -113,8 +116,8 @@ def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage
                 assert scan.erased.tolist() == expected.erased.tolist()
                 block = scan.read()
             assert sorted(block.keys.tolist()) == sorted(expected.written.tolist())
-            found, rows, slots = table.entries(block.keys)
-            assert found.all()
+            is_present, rows, slots = table.entries(block.keys)
+            assert is_present.all()
             np.testing.assert_array_equal(block.rows, rows)
             np.testing.assert_array_equal(block.slots[0], slots[0])
             mark = table.mark_changes()
@@ -122,17 +125,17 @@ def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage
         assert table.stats()["rows_on_disk"] > 1000
     with table.scan(since=mark) as scan:
         assert len(scan.read().keys) == 0
-    everything = table.changes_since(begun)
-    for scan_of in ({"since": begun}, {}):
+    everything = table.changes_since(first_mark)
+    for scan_of in ({"since": first_mark}, {}):
         keys, erased = [], []
         for node in range(3):
             shard = Shard(node, 3)
             with table.scan(**scan_of) as scan:
                 scan.take_shard(shard)
-                own = scan.read()
-                assert shard.has(own.keys).all()
-                np.testing.assert_array_equal(own.rows, table.entries(own.keys)[1])
-                keys += own.keys.tolist()
+                block_of_shard = scan.read()
+                assert shard.has(block_of_shard.keys).all()
+                np.testing.assert_array_equal(block_of_shard.rows, table.entries(block_of_shard.keys)[1])
+                keys += block_of_shard.keys.tolist()
                 if scan.erased is not None:
                     assert shard.has(scan.erased).all()
                     erased += scan.erased.tolist()
@@ -146,21 +149,21 @@ def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage
 
 
 def test_changes_beside_a_writer_are_those_of_the_state_in_which_the_scan_began(create):
-    table, other = create("user"), create("item")
-    for one in (table, other):
-        one.assign(np.arange(5000), np.zeros((5000, DIM), np.float32))
-    mark, of_other = table.mark_changes(), other.mark_changes()
+    table, other_table = create("user"), create("item")
+    for written_table in (table, other_table):
+        written_table.assign(np.arange(5000), np.zeros((5000, DIM), np.float32))
+    mark, other_mark = table.mark_changes(), other_table.mark_changes()
     table.assign(np.arange(100), ones(100))
-    scans = scan_tables({table: mark, other: of_other})
+    scans = scan_tables({table: mark, other_table: other_mark})
     table.assign(np.arange(50, 3000), np.full((2950, DIM), 2.0, np.float32))
     table.erase(np.arange(60))
-    other.erase(np.arange(5000))
+    other_table.erase(np.arange(5000))
     block = scans[table].read()
     assert sorted(block.keys.tolist()) == list(range(100))
     np.testing.assert_array_equal(block.rows, ones(100))
-    assert (len(scans[table].erased), len(scans[other].erased), len(scans[other].read().keys)) == (0, 0, 0)
-    for one in scans.values():
-        one.close()
+    assert (len(scans[table].erased), len(scans[other_table].erased), len(scans[other_table].read().keys)) == (0, 0, 0)
+    for scan in scans.values():
+        scan.close()
     with table.scan(since=mark) as scan:
         assert sorted(scan.read().keys.tolist()) == list(range(60, 3000))
         assert scan.erased.tolist() == list(range(60))
@@ -196,11 +199,11 @@ def test_a_reader_is_told_what_another_process_changed(create):
 
 
 def test_marks_of_others_are_answered_with_everything(create):
-    table, other = create("user"), create("item")
+    table, other_table = create("user"), create("item")
     table.apply_gradients([1, 2], ones(2))
     mark = table.mark_changes()
     assert not table.changes_since(mark).everything
-    for unknown in (other.mark_changes(), f"{table.uuid}:77", f"{table.uuid}:{10**30}"):
+    for unknown in (other_table.mark_changes(), f"{table.uuid}:77", f"{table.uuid}:{10**30}"):
         changes = table.changes_since(unknown)
         assert changes.everything
         assert sorted(changes.written.tolist()) == [1, 2]
@@ -225,27 +228,27 @@ def test_another_optimizer_changes_every_row(create):
 def test_a_log_of_very_many_erased_keys_begins_anew(create):
     table, model = create(), Model()
     keys = list(range(30_000))
-    first = table.mark_changes()
-    model.since[first] = (set(), set())
+    first_mark = table.mark_changes()
+    model.since[first_mark] = (set(), set())
     for _ in range(3):
         table.assign(keys, ones(len(keys)))
         model.write(keys)
         table.erase(keys)
         model.erase(keys)
-    changes = table.changes_since(first)
+    changes = table.changes_since(first_mark)
     assert changes.everything
-    second = table.mark_changes()
-    model.since[second] = (set(), set())
+    second_mark = table.mark_changes()
+    model.since[second_mark] = (set(), set())
     table.assign(keys[:10], ones(10))
     table.erase(keys[:5])
     model.write(keys[:10])
     model.erase(keys[:5])
-    model.check(second, table.changes_since(second), exact=True)
-    model.check(first, table.changes_since(first), exact=False)
+    model.check(second_mark, table.changes_since(second_mark), exact=True)
+    model.check(first_mark, table.changes_since(first_mark), exact=False)
     assert table.verify().ok
 
 
-# Carries out drawn operations until it is killed, each between two lines that say so.
+# Runs random operations until it is killed. It prints a line before and after each.
 _CHILD = """
 import json, random, sys
 sys.path.insert(0, sys.argv[1])
@@ -264,9 +267,9 @@ CONFIG = TableConfig("user", DIM, optimizer=optimizers.SGD(learning_rate=1.0))
 
 
 def run_until_killed(path: str, seed: int, seconds: float, log: Path) -> list[tuple[str, list[int], bool]]:
-    """The operations of a killed process, and whether each is known to have happened."""
+    """Returns the operations of a killed process, and whether each is known to have happened."""
     command = [sys.executable, "-c", _CHILD, str(HERE), path, str(seed)]
-    with open(log, "w") as said, subprocess.Popen(command, stdout=said) as child:
+    with open(log, "w") as output, subprocess.Popen(command, stdout=output) as child:
         while not log.stat().st_size:
             assert child.poll() is None
             time.sleep(0.01)
@@ -282,14 +285,14 @@ def run_until_killed(path: str, seed: int, seconds: float, log: Path) -> list[tu
 
 
 def settle(reader: Table, model: Model, kind: str, keys: list[int]) -> None:
-    """Tells the model of an operation that was killed, if it happened and that can be seen."""
+    """Updates the model by the operation that a kill interrupted, if the table shows that it happened."""
     there = set(reader.keys().tolist())
     new = set(keys) - model.there
     if kind == "erase":
         if not there & set(keys):
             model.erase(keys)
     elif new & there:
-        assert new <= there, "half of an operation"
+        assert new <= there, "the table contains half of an operation"
         model.write(keys)
 
 
@@ -313,5 +316,5 @@ def test_kills_lose_no_change(create, tmp_path):
         assert set(table.keys().tolist()) == model.there
         for mark in model.since:
             model.check(mark, table.changes_since(mark), exact=False)
-    assert cut_short >= 2, "hardly any kill came in the middle of an operation"
+    assert cut_short >= 2, "too few kills interrupted an operation"
     assert any(erased for _, erased in model.since.values())

@@ -1,4 +1,7 @@
-"""Groups whose files were changed: an error that says so, or a report; never a crash. tests/mutate has the rest."""
+"""Groups with damaged files cause an error or a report that names the damage, never a crash.
+
+tests/mutate runs more mutations.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.mutate import content, harness, layout, mutations
 from tf_sparse_ps import errors, optimizers
 from tf_sparse_ps.table import Table
 
-# What no reader and no writer can notice, as docs/storage.md lists it.
+# The damage that readers and writers cannot notice, as listed in docs/storage.md.
 UNNOTICED = {
     "plane.embedding.1: value",
     "plane.changed.1: value",
@@ -34,11 +37,15 @@ UNNOTICED = {
 def test_mutated_files_end_no_process_and_most_are_noticed():
     outcomes = harness.run(range(120), seed=7, jobs=1)
     assert len(outcomes) == 120
-    failures = [f"{one.verdict}: {one.mutation}: {one.words}" for one in outcomes if one.verdict in harness.FAILURES]
+    failures = [
+        f"{outcome.verdict}: {outcome.mutation}: {outcome.words}"
+        for outcome in outcomes
+        if outcome.verdict in harness.FAILURES
+    ]
     assert not failures
-    verdicts = [one.verdict for one in outcomes]
-    assert min(verdicts.count(one) for one in ("refused", "found", "harmless")) > 10
-    wrong = {harness.place_of(one) for one in outcomes if one.verdict == "wrong"}
+    verdicts = [outcome.verdict for outcome in outcomes]
+    assert min(verdicts.count(verdict) for verdict in ("refused", "found", "harmless")) > 10
+    wrong = {harness.place_of(outcome) for outcome in outcomes if outcome.verdict == "wrong"}
     assert wrong <= UNNOTICED
 
 
@@ -48,8 +55,8 @@ def test_mutated_files_end_no_process_and_most_are_noticed():
 )
 def test_the_harness_notices_processes_that_die_or_hang(monkeypatch, end, verdict, words):
     monkeypatch.setattr(harness, "_HANG_S", 2)
-    said = '{"begun": 3, "number": 3, "state": "closed", "file": "f", "field": "a", "what": "b"}'
-    code = f"import os, time\nprint('{said}', flush=True)\n{end}"
+    line = '{"begun": 3, "number": 3, "state": "closed", "file": "f", "field": "a", "what": "b"}'
+    code = f"import os, time\nprint('{line}', flush=True)\n{end}"
     outcomes: list[harness.Outcome] = []
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         fate = harness._follow(process, outcomes, lambda _: None)
@@ -100,7 +107,7 @@ def test_the_next_writer_refuses_and_a_reader_reports(group, file, offset, words
                 reader.lookup(content.spread(content.ERASED, 1000))
         else:
             assert reader.lookup(content.spread(content.ERASED, 10)).any()
-    if file == "segments":  # found when something is to be put in: the heads alone do not tell
+    if file == "segments":  # only an insertion finds it, because opening reads only the heads of segments
         words = "segment 0 counts"
         put(path / file, 0, "<I", 2000)
     with pytest.raises(errors.DamagedFileError, match=words):
@@ -109,7 +116,7 @@ def test_the_next_writer_refuses_and_a_reader_reports(group, file, offset, words
 
 def test_a_damaged_optimizer_is_refused_and_no_slots_are_deleted(group):
     state = layout.GroupState.of(group)
-    at = layout.RECORDS[state.epoch & 1] + layout.RECORD_HEAD + layout.TABLE_STATE  # small's: Adam
+    at = layout.RECORDS[state.epoch & 1] + layout.RECORD_HEAD + layout.TABLE_STATE  # the table `small`, with Adam
     for planes in (0, 1, 3, 2**32 - 1):
         put(group / "group", at + 40, "<I", planes)
         with pytest.raises(errors.DamagedFileError, match="small"):
@@ -145,7 +152,10 @@ def slot_files(path: str) -> list[str]:
 
 
 def mapped_slots(folder: str) -> list[str]:
-    """Slots of a table that this process has mapped, removed ones among them; it may have other tables, too."""
+    """Returns the slot files of a table that this process has mapped, including deleted ones.
+
+    The process may have mapped other tables, too.
+    """
     maps = Path("/proc/self/maps").read_text().splitlines()
     files = {line.split(maxsplit=5)[5] for line in maps if SLOT.search(line)}
     return sorted(file for file in files if file.startswith(f"{folder}/"))
@@ -162,8 +172,8 @@ def test_slots_of_a_replaced_optimizer_are_given_back(create):
     assert mapped_slots(user.path) == [f"{user.path}/plane.accumulator.3"]
     assert user.verify().ok
     user.close()
-    # What a writer left that was killed between publishing another optimizer and removing the old one's slots, or
-    # before it published.
+    # A writer left this: it was killed before it published another optimizer, or between that and deleting the old
+    # optimizer's slots.
     for name in ("plane.m.2", "plane.v.4"):
         shutil.copyfile(f"{user.path}/plane.accumulator.3", f"{user.path}/{name}")
     with Table.open(user.path) as reader:

@@ -1,4 +1,4 @@
-"""The exceptions are one family, and need no TensorFlow."""
+"""The exceptions form one family, and need no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fork_server import run_forked
 
 from tf_sparse_ps import errors
 
-# What each must be caught by: its own family and the built-in exceptions that programs catch.
+# The classes that catch each exception: its family, and the built-in exceptions that programs catch.
 BASES = {
     "Error": (RuntimeError,),
     "TableError": (errors.Error,),
@@ -42,7 +42,7 @@ BASES = {
 
 
 def test_every_exception_is_in_the_table() -> None:
-    classes = {name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, Exception)}
+    classes = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
     assert classes == set(BASES)
 
 

@@ -1,4 +1,4 @@
-"""Metadata planes of a table, and how they travel in sparse-parameter files."""
+"""Metadata planes of a table, also in sparse-parameter files."""
 
 from __future__ import annotations
 
@@ -43,23 +43,25 @@ def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
 def test_new_rows_have_initial_values_and_absent_keys_zeros(create):
     user = create(metadata=ALL)
     user.apply_gradients([1, 2], ones(2))
-    seen = user.metadata([1, 5, 2])
-    assert seen["count"].tolist() == [[7], [0], [7]]
-    assert seen["last_used"].tolist() == [[-1], [0], [-1]]
-    np.testing.assert_array_equal(seen["scales"][2], np.full(3, 0.1, np.float16))
-    assert seen["weight"].tolist() == [[0x3FC0], [0], [0x3FC0]]
-    assert_same({name: array[:1] for name, array in seen.items()}, {plane.name: plane.full(1) for plane in ALL})
+    metadata = user.metadata([1, 5, 2])
+    assert metadata["count"].tolist() == [[7], [0], [7]]
+    assert metadata["last_used"].tolist() == [[-1], [0], [-1]]
+    np.testing.assert_array_equal(metadata["scales"][2], np.full(3, 0.1, np.float16))
+    assert metadata["weight"].tolist() == [[0x3FC0], [0], [0x3FC0]]
+    assert_same({name: array[:1] for name, array in metadata.items()}, {plane.name: plane.full(1) for plane in ALL})
     assert create("bare").metadata([1]) == {}
 
 
 def test_assign_sets_them_and_steps_do_not(create):
     user = create(metadata=ALL)
-    given = values(3)
-    user.assign([1, 2, 3], ones(3), metadata=given)
+    assigned = values(3)
+    user.assign([1, 2, 3], ones(3), metadata=assigned)
     user.assign([3, 4], ones(2), metadata={"count": np.array([[1], [2]], np.uint32)})
     user.apply_gradients([1, 2, 3, 4], ones(4))
     user.assign([1], ones(1))
-    expected = {name: np.concatenate([given[name], plane.full(1)]) for name, plane in zip(given, ALL, strict=True)}
+    expected = {
+        name: np.concatenate([assigned[name], plane.full(1)]) for name, plane in zip(assigned, ALL, strict=True)
+    }
     expected["count"][2:] = [[1], [2]]
     assert_same(user.metadata([1, 2, 3, 4]), expected)
     assert user.verify().ok
@@ -67,18 +69,18 @@ def test_assign_sets_them_and_steps_do_not(create):
     assert_same(user.metadata([1, 2, 3, 4]), expected)
     path = user.path
     user.close()
-    with Table.open(path) as again:
-        assert again.config.metadata == ALL[:2] + again.config.metadata[2:3] + ALL[3:]
-        assert again.config.metadata[2].initial == np.float16(0.1)
-        assert_same(again.metadata([1, 2, 3, 4]), expected)
+    with Table.open(path) as reopened:
+        assert reopened.config.metadata == ALL[:2] + reopened.config.metadata[2:3] + ALL[3:]
+        assert reopened.config.metadata[2].initial == np.float16(0.1)
+        assert_same(reopened.metadata([1, 2, 3, 4]), expected)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"sum": np.ones((2, 1), np.uint32)}, "no metadata plane 'sum'"),
         ({"key": np.ones((2, 1), np.int64)}, "no metadata plane 'key'"),
-        ({"count": np.ones((2, 1), np.int64)}, r"'count' .* takes uint32\[2, 1\].* Received: int64\(2, 1\)"),
+        ({"count": np.ones((2, 1), np.int64)}, r"'count' .* array of uint32\[2, 1\].* Received: int64\(2, 1\)"),
         ({"count": np.ones(2, np.uint32)}, r"uint32\[2, 1\]"),
         ({"count": np.ones((3, 1), np.uint32)}, r"uint32\[2, 1\]"),
         ({"scales": np.ones((2, 2), np.float16)}, r"float16\[2, 3\]"),
@@ -87,18 +89,18 @@ def test_assign_sets_them_and_steps_do_not(create):
         ({1: np.ones((2, 1))}, "dict of arrays"),
     ],
 )
-def test_values_of_another_type_or_shape_are_refused(create, wrong, said):
+def test_values_of_another_type_or_shape_are_refused(create, wrong, message):
     user = create(metadata=ALL)
     user.assign([1, 2], ones(2))
-    before = user.entries([1, 2])[1]
-    with pytest.raises(errors.InvalidArgumentError, match=said):
+    rows_before = user.entries([1, 2])[1]
+    with pytest.raises(errors.InvalidArgumentError, match=message):
         user.assign([1, 2], 3 * ones(2), metadata=wrong)
-    np.testing.assert_array_equal(user.entries([1, 2])[1], before)
+    np.testing.assert_array_equal(user.entries([1, 2])[1], rows_before)
     assert_same(user.metadata([1, 2]), {plane.name: plane.full(2) for plane in ALL})
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"name": "Count"}, "a-z"),
         ({"name": "x" * 32}, "a-z"),
@@ -119,8 +121,8 @@ def test_values_of_another_type_or_shape_are_refused(create, wrong, said):
         ({"initial": True}, "uint32"),
     ],
 )
-def test_planes_that_cannot_be_are_refused(fields, said):
-    with pytest.raises(ValueError, match=said):
+def test_planes_that_cannot_be_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
         MetadataPlane(**{"name": "count", **fields})
 
 
@@ -151,10 +153,10 @@ def test_a_name_of_a_slot_is_free(create, folder):
     user = create(optimizer=optimizers.Adagrad(learning_rate=1.0), metadata=(MetadataPlane("accumulator"),))
     user.assign([1], ones(1), [2 * ones(1)], {"accumulator": np.array([[3]], np.uint32)})
     user.export_parameter_file(f"{folder}/file")
-    other = create("other", optimizer=None, metadata=(MetadataPlane("accumulator"),))
-    other.load_parameter_file(f"{folder}/file")
-    assert other.entries([1])[2][0].tolist() == [[2] * 4]
-    assert other.metadata([1])["accumulator"].tolist() == [[3]]
+    other_table = create("other", optimizer=None, metadata=(MetadataPlane("accumulator"),))
+    other_table.load_parameter_file(f"{folder}/file")
+    assert other_table.entries([1])[2][0].tolist() == [[2] * 4]
+    assert other_table.metadata([1])["accumulator"].tolist() == [[3]]
 
 
 # --- files ---
@@ -171,12 +173,12 @@ def filled(create):
 
 def test_a_file_carries_all_planes(filled, create, folder):
     assert filled.export_parameter_file(f"{folder}/file") == 10_000
-    other = create("other", optimizer=None, metadata=ALL[::-1])  # in any order
-    assert other.load_parameter_file(f"{folder}/file") == 10_000
+    other_table = create("other", optimizer=None, metadata=ALL[::-1])  # planes may have any order
+    assert other_table.load_parameter_file(f"{folder}/file") == 10_000
     keys = filled.keys()
-    theirs = other.metadata(keys)
-    assert_same(filled.metadata(keys), {name: theirs[name] for name in filled.metadata([])})
-    for x, y in zip(filled.entries(keys), other.entries(keys), strict=True):
+    metadata = other_table.metadata(keys)
+    assert_same(filled.metadata(keys), {name: metadata[name] for name in filled.metadata([])})
+    for x, y in zip(filled.entries(keys), other_table.entries(keys), strict=True):
         np.testing.assert_array_equal(x, y)
 
 
@@ -190,7 +192,7 @@ def test_save_and_restore_with_metadata(filled, folder):
 
 
 @pytest.mark.parametrize(
-    ("planes", "said"),
+    ("planes", "message"),
     [
         ((), "'last_used' of int64.1., and table .* has no such plane"),
         ((COUNT, LAST_USED, SCALES), "'weight' of bfloat16.1., and table .* has no such plane"),
@@ -204,12 +206,12 @@ def test_save_and_restore_with_metadata(filled, folder):
         ),
     ],
 )
-def test_a_plane_that_the_table_does_not_have_is_refused_by_name(filled, create, folder, planes, said):
+def test_a_plane_that_the_table_does_not_have_is_refused_by_name(filled, create, folder, planes, message):
     filled.export_parameter_file(f"{folder}/file")
     bare = create("bare", optimizer=None, metadata=planes)
     with pytest.raises(errors.StateError, match="slots=False") as refused:
         bare.load_parameter_file(f"{folder}/file")
-    refused.match(said if planes else "'count' of uint32.1., and table .* has no such plane")
+    refused.match(message if planes else "'count' of uint32.1., and table .* has no such plane")
     assert len(bare) == 0
     assert bare.stats()["optimizer"]["kind"] == "none"
     bare.load_parameter_file(f"{folder}/file", slots=False)
@@ -230,16 +232,16 @@ def test_a_plane_that_the_file_does_not_have_gets_its_initial_value(create, fold
 
 
 def test_rows_alone_leave_metadata_as_it_is(create, folder):
-    user, other = create(metadata=ALL), create("other", metadata=ALL)
-    for one, seed in ((user, 1), (other, 2)):
-        one.assign([1, 2], seed * ones(2), metadata=values(2, seed))
+    user, other_table = create(metadata=ALL), create("other", metadata=ALL)
+    for table, seed in ((user, 1), (other_table, 2)):
+        table.assign([1, 2], seed * ones(2), metadata=values(2, seed))
     user.export_parameter_file(f"{folder}/all")
     user.export_parameter_file(f"{folder}/rows", slots=False)
     sizes = [Path(folder, name).stat().st_size for name in ("all", "rows")]
     assert sizes == [128 + 64 * 5 + 2 * 48 + 8, 128 + 64 + 2 * 24 + 8]
-    other.load_parameter_file(f"{folder}/all", slots=False)
-    assert_same(other.metadata([1, 2]), values(2, 2))
-    np.testing.assert_array_equal(other.lookup([1, 2]), ones(2))
+    other_table.load_parameter_file(f"{folder}/all", slots=False)
+    assert_same(other_table.metadata([1, 2]), values(2, 2))
+    np.testing.assert_array_equal(other_table.lookup([1, 2]), ones(2))
 
 
 def test_the_writer_wants_all_planes(folder, create):
@@ -277,7 +279,7 @@ def crc32c(data: bytes) -> int:
 
 
 def file_of_version_1(keys: np.ndarray, rows: np.ndarray, slot: np.ndarray) -> bytes:
-    """As version 1's writer made it, with Adagrad's slot."""
+    """Returns a file of format version 1, with Adagrad's slot."""
     n, dim = rows.shape
     records = b"".join(
         struct.pack(f"<q{2 * dim}f", key, *row, *values) for key, row, values in zip(keys, rows, slot, strict=True)

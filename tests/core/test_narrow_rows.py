@@ -1,4 +1,4 @@
-"""Rows of 16 bits, and every rule with every type of rows, against NumPy bit for bit."""
+"""Rows of 16 bits: every rule with every type of rows equals NumPy bit for bit."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def test_every_rule_with_every_type_does_what_numpy_does(create, rule, dtype, ro
     rows = user.lookup(keys)
     slots = [np.full((40, 1 if rule == "rowwise_adagrad" else dim), x, np.float32) for x in optimizer.slot_init]
     for step in range(1, 21):
-        some = np.sort(rng.permutation(40)[:25])
+        chosen = np.sort(rng.permutation(40)[:25])
         gradients = rng.normal(size=(25, dim)).astype(np.float32)
-        assert user.apply_gradients(keys[some], gradients) == step
-        part, kept = update(
-            optimizer.kind, optimizer.hyper_values(step), rows[some], [slot[some] for slot in slots], gradients
+        assert user.apply_gradients(keys[chosen], gradients) == step
+        part, new_slots = update(
+            optimizer.kind, optimizer.hyper_values(step), rows[chosen], [slot[chosen] for slot in slots], gradients
         )
         if dtype != "float32" and rounding == "nearest":
             part = widen(nearest(part, dtype))
         elif dtype != "float32":
-            part = widen(stochastic(part, dtype, row_draws(5, salt, keys[some], step)))
-        rows[some] = part
-        for slot, values in zip(slots, kept, strict=True):
-            slot[some] = values
+            part = widen(stochastic(part, dtype, row_draws(5, salt, keys[chosen], step)))
+        rows[chosen] = part
+        for slot, values in zip(slots, new_slots, strict=True):
+            slot[chosen] = values
         np.testing.assert_array_equal(user.lookup(keys), rows)
     _, stored, stored_slots = user.entries(keys)
     np.testing.assert_array_equal(stored, rows)
-    for found, expected in zip(stored_slots, slots, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(stored_slots, slots, strict=True):
+        np.testing.assert_array_equal(actual, expected)
     assert user.verify().ok
 
 
@@ -78,7 +78,7 @@ def test_initial_rows_are_rounded_to_the_nearest_and_written_as_they_were_read(c
     keys = np.arange(100)
     user.assign([1000], np.ones((1, 16)))
     before = user.lookup(keys)
-    # The two tables differ in their salt, and with it in their initial values; each has those of its own.
+    # The two tables differ in their salts, and therefore in their initial values.
     assert not np.array_equal(before, widen(nearest(wide.lookup(keys), dtype)))
     np.testing.assert_array_equal(before, widen(nearest(before, dtype)))
     user.apply_gradients(keys, np.zeros((100, 16), np.float32))
@@ -91,7 +91,7 @@ def test_half_the_memory(create):
     for dtype in ("float32", "bfloat16"):
         user = create(dtype, dim=64, dtype=dtype, optimizer=None)
         user.assign(keys, rows)
-        sizes[dtype] = sum(one.stat().st_blocks * 512 for one in Path(user.path).glob("plane.embedding.*"))
+        sizes[dtype] = sum(file.stat().st_blocks * 512 for file in Path(user.path).glob("plane.embedding.*"))
     assert 0.5 <= sizes["bfloat16"] / sizes["float32"] < 0.55
 
 
@@ -118,8 +118,8 @@ def test_files_have_the_type_of_the_table_and_go_into_tables_of_any(create, fold
     same = create("same", dim=8, dtype=dtype, optimizer=None)
     for table in (wide, same):
         assert table.load_parameter_file(path, progress=False) == 5000
-        for found, expected in zip(table.entries(keys), user.entries(keys), strict=True):
-            np.testing.assert_equal(found, expected)
+        for actual, expected in zip(table.entries(keys), user.entries(keys), strict=True):
+            np.testing.assert_equal(actual, expected)
     large, narrow = create("large", dim=8, optimizer=None), create("narrow", dim=8, dtype=dtype, optimizer=None)
     large.assign(keys, np.random.default_rng(1).normal(size=(5000, 8)))
     large.export_parameter_file(path, progress=False)
@@ -152,8 +152,8 @@ def test_a_scan_gives_floats(create):
     keys = np.arange(3000)
     user.apply_gradients(keys, np.random.default_rng(0).normal(size=(3000, 5)).astype(np.float32))
     with user.scan() as scan:
-        found, rows, (accumulators,), _ = scan.read()
-    order = np.argsort(found)
+        scanned_keys, rows, (accumulators,), _ = scan.read()
+    order = np.argsort(scanned_keys)
     assert rows.dtype == np.float32
     np.testing.assert_array_equal(rows[order], user.lookup(keys))
     np.testing.assert_array_equal(accumulators[order], user.entries(keys)[2][0])

@@ -1,4 +1,4 @@
-"""Which ranks share a node, and jobs that cannot work."""
+"""The ranks that share a node, and jobs that are refused."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_name_that_leads_back_to_its_machine_is_refused_when_there_are_others(
 
 
 def test_ranks_of_a_host_with_different_folders_of_tables_are_refused() -> None:
-    one, other = (
+    location_0, location_1 = (
         dataclasses.replace(place("a", local_rank), folder=folder, same_folder=folder)
         for local_rank, folder in enumerate(("/x", "/y"))
     )
     with pytest.raises(ValueError, match=r"host 'a' .* TFSPS_DIR differs between them: '/x' on rank 0, '/y' on rank 1"):
-        node_discovery.nodes([one, other])
-    same = dataclasses.replace(other, same_folder=one.same_folder)  # by another path
-    assert node_discovery.nodes([one, same]) == [0, 0]
+        node_discovery.nodes([location_0, location_1])
+    same = dataclasses.replace(location_1, same_folder=location_0.same_folder)  # another path to the same folder
+    assert node_discovery.nodes([location_0, same]) == [0, 0]
 
 
 def test_this_process_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The packages of cc/core, and those of the library, use each other as docs/architecture.md says, one way."""
+"""The packages of cc/core, and those of the library, import each other in the one direction of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORE_LINES, LIBRARY_LINES = 400, 500
 
 
 def packages(of: str = "core") -> dict[str, set[str]]:
-    """Of each package in the document's table, those that it may use."""
+    """Returns, for each package of a table in the document, the packages that it may use."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.split(f"## Packages of the {of}", 1)[1].split("\n## ", 1)[0]
     rows = [row for row in map(ROW.match, section.splitlines()) if row]
@@ -25,8 +25,8 @@ def packages(of: str = "core") -> dict[str, set[str]]:
 
 
 def test_every_folder_is_in_the_table() -> None:
-    assert sorted(packages()) == sorted(one.name for one in CORE.iterdir())
-    assert not [one.name for one in CORE.iterdir() if one.is_file()]
+    assert sorted(packages()) == sorted(folder.name for folder in CORE.iterdir())
+    assert not [path.name for path in CORE.iterdir() if path.is_file()]
 
 
 @pytest.mark.parametrize("of", ["core", "library"])
@@ -34,7 +34,7 @@ def test_the_table_has_no_circle(of: str) -> None:
     below = packages(of)
     while below:
         lowest = [name for name, includes in below.items() if not includes & set(below)]
-        assert lowest, f"a circle among {sorted(below)}"
+        assert lowest, f"a circle in {sorted(below)}"
         below = {name: includes for name, includes in below.items() if name not in lowest}
 
 
@@ -54,13 +54,13 @@ def test_no_file_is_longer_than_a_reader_likes() -> None:
 
 
 def imports(file: Path) -> Iterator[tuple[str, int, bool]]:
-    """What a module imports of the library: package, line, and whether it is inside a function."""
+    """Yields the imports of a module: the package, the line, and whether a function contains it."""
     tree = ast.parse(file.read_text())
     inside = {
-        id(one)
+        id(node)
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for one in ast.walk(function)
+        for node in ast.walk(function)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "tf_sparse_ps":
@@ -72,23 +72,23 @@ def imports(file: Path) -> Iterator[tuple[str, int, bool]]:
 
 
 def home(file: Path) -> str:
-    """The package that a module is in."""
+    """Returns the package of a module."""
     return file.relative_to(LIBRARY).parts[0].removesuffix(".py")
 
 
 def modules() -> list[Path]:
-    return sorted(one for one in LIBRARY.rglob("*.py") if one != LIBRARY / "__init__.py")
+    return sorted(module for module in LIBRARY.rglob("*.py") if module != LIBRARY / "__init__.py")
 
 
 def test_every_module_of_the_library_is_in_a_package_of_the_table() -> None:
-    assert {home(one) for one in modules()} | {"_table"} == set(packages("library"))
+    assert {home(module) for module in modules()} | {"_table"} == set(packages("library"))
 
 
 def test_packages_of_the_library_import_what_the_table_says_and_nothing_else() -> None:
-    found: dict[str, set[str]] = {name: set() for name in packages("library")}
+    imported: dict[str, set[str]] = {name: set() for name in packages("library")}
     for module in modules():
-        found[home(module)] |= {package for package, _, _ in imports(module)} - {home(module), ""}
-    assert found == packages("library")
+        imported[home(module)] |= {package for package, _, _ in imports(module)} - {home(module), ""}
+    assert imported == packages("library")
 
 
 def test_functions_import_only_where_a_comment_says_why() -> None:
@@ -103,12 +103,12 @@ def module_name(file: Path) -> str:
 
 
 def module_imports(file: Path, names: set[str]) -> set[str]:
-    """The modules of the library that a module imports, anywhere in its text: also for types, and in functions."""
+    """Returns the modules of the library that a module imports, also for types and in functions."""
     imported = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tf_sparse_ps"):
             for alias in node.names:
-                # `from tf_sparse_ps import _table` is the extension, which is no module of Python.
+                # `_table` is the extension, not a Python module.
                 inner = f"{node.module}.{alias.name}"
                 imported.add(inner if inner in names or alias.name == "_table" else str(node.module))
         elif isinstance(node, ast.Import):
@@ -118,11 +118,11 @@ def module_imports(file: Path, names: set[str]) -> set[str]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     files = {module_name(file): file for file in LIBRARY.rglob("*.py")}
-    left = {name: module_imports(file, set(files)) for name, file in files.items()}
-    assert len(left) > 100
-    # Removes modules that import none of the others, and then those that nobody imports: circles remain.
-    while lowest := {name for name, imported in left.items() if not imported & set(left)}:
-        left = {name: imported for name, imported in left.items() if name not in lowest}
-    while left and (unused := set(left) - set().union(*left.values())):
-        left = {name: imported for name, imported in left.items() if name not in unused}
-    assert not left, f"modules that import each other in a circle: {sorted(left)}"
+    remaining = {name: module_imports(file, set(files)) for name, file in files.items()}
+    assert len(remaining) > 100
+    # Removes modules that import none of the others, and then those that nobody imports. Circles remain.
+    while lowest := {name for name, imported in remaining.items() if not imported & set(remaining)}:
+        remaining = {name: imported for name, imported in remaining.items() if name not in lowest}
+    while remaining and (unused := set(remaining) - set().union(*remaining.values())):
+        remaining = {name: imported for name, imported in remaining.items() if name not in unused}
+    assert not remaining, f"modules that import each other in a circle: {sorted(remaining)}"

@@ -1,4 +1,4 @@
-"""One writer at a time for a path."""
+"""A path has one writer at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_a_second_writer_is_refused_by_name_and_a_killed_one_is_followed(tmp_pat
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holding\n"
-        said = rf"model\.keras is being written by rank 7 \(process {holder.pid} "
-        with pytest.raises(WriterLockedError, match=said), claimed(path, "me"):
+        message = rf"model\.keras is being written by rank 7 \(process {holder.pid} "
+        with pytest.raises(WriterLockedError, match=message), claimed(path, "me"):
             pass
         with claimed(os.fspath(tmp_path / "other.keras"), "me"):
             pass
@@ -54,7 +54,7 @@ def test_another_thread_or_link_is_another_writer(tmp_path: Path) -> None:
 
 def test_what_cannot_be_locked_is_not_guarded(tmp_path: Path) -> None:
     with claimed("gs://bucket/model.keras", "me"), claimed(os.fspath(tmp_path / "missing" / "model.keras"), "me"):
-        assert os.listdir(tmp_path) == []  # Keras makes no folder for a file
+        assert os.listdir(tmp_path) == []  # Keras does not make the folder of a file
     (tmp_path / ".model.lock").mkdir()
     with claimed(os.fspath(tmp_path / "model"), "me"):
         assert os.listdir(tmp_path) == [".model.lock"]

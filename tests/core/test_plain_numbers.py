@@ -1,4 +1,4 @@
-"""Options that are NumPy's scalars, as they come out of arrays and data frames."""
+"""Options may be NumPy scalars, such as elements of arrays and data frames."""
 
 from __future__ import annotations
 

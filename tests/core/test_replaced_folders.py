@@ -1,4 +1,4 @@
-"""A group's folder is removed, and made anew by others, while a process still has it open."""
+"""Another process deletes a group's folder and makes it again while this process has the group open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_sparse_ps import errors, optimizers
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
 
-# Another job: makes a group of the same name and says what it holds in the end.
+# Another job makes a group of the same name, and prints its content at the end.
 _OTHER_JOB = """
 import numpy as np
 from tf_sparse_ps import optimizers
@@ -24,7 +24,7 @@ table = Table.create({path!r}, TableConfig("user", 64, initializer="zeros", opti
 table.apply_gradients([1, 2], np.ones((2, 64), np.float32))
 """
 
-# The first job's writer goes on. In a process of its own, which may end by a signal.
+# The writer of the first job continues. It runs in a process of its own, which a signal may end.
 _WRITER = """
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""A table of which a node has a part says so, and takes, gives and restores no more than that."""
+"""A table that contains the rows of one node names its shard, and accepts, exports and restores only these rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ owners = _table.owners(KEYS, NODES)
 
 
 def shard(folder: object, node: int, nodes: int = NODES) -> Table:
-    """An empty shard in a group of its own, as the job of a node makes it."""
+    """Returns an empty shard in a group of its own, as the job of a node makes it."""
     group = _table.Group.create(f"{folder}/{secrets.token_hex(4)}-n{node}", secrets.token_hex(16))
     group.open_writer()
     initializer = {"kind": "zeros", "a": 0.0, "b": 0.0, "seed": 1, "salt": 0}
@@ -35,33 +35,33 @@ def shard(folder: object, node: int, nodes: int = NODES) -> Table:
 @pytest.fixture
 def shards(folder):
     """The shards of all nodes, with all keys."""
-    made = [shard(folder, node) for node in range(NODES)]
-    for node, one in enumerate(made):
-        own = owners == node
-        one.assign(KEYS[own], ROWS[own], [ROWS[own] + 1])
-    return made
+    tables = [shard(folder, node) for node in range(NODES)]
+    for node, table in enumerate(tables):
+        is_owned = owners == node
+        table.assign(KEYS[is_owned], ROWS[is_owned], [ROWS[is_owned] + 1])
+    return tables
 
 
 def test_a_shard_says_which_it_is(shards, create):
-    for node, one in enumerate(shards):
-        assert one.stats()["shard"] == f"node {node} of {NODES}"
-        assert f"shard: node {node} of {NODES}" in repr(one)
-    whole = create()
-    assert whole.stats()["shard"] is None
-    assert "shard" not in repr(whole)
+    for node, table in enumerate(shards):
+        assert table.stats()["shard"] == f"node {node} of {NODES}"
+        assert f"shard: node {node} of {NODES}" in repr(table)
+    complete_table = create()
+    assert complete_table.stats()["shard"] is None
+    assert "shard" not in repr(complete_table)
 
 
 def test_keys_of_other_nodes_are_neither_looked_up_nor_written(shards):
-    one, other = shards[0], KEYS[owners == 2][:1]
-    said = f"rows of node 0 of {NODES} alone, and key {other[0]} is on node 2"
-    config = one.config.optimizer
+    table, foreign_key = shards[0], KEYS[owners == 2][:1]
+    message = f"rows of node 0 of {NODES} alone, and key {foreign_key[0]} is on node 2"
+    config = table.config.optimizer
     assert config is None
-    for action in (lambda: one.lookup(other), lambda: one.assign(other, ROWS[:1])):
-        with pytest.raises(errors.InvalidArgumentError, match=said):
+    for action in (lambda: table.lookup(foreign_key), lambda: table.assign(foreign_key, ROWS[:1])):
+        with pytest.raises(errors.InvalidArgumentError, match=message):
             action()
-    found, _, _ = one.entries(other)
-    assert not found.any()
-    np.testing.assert_array_equal(one.lookup(KEYS[owners == 0]), ROWS[owners == 0])
+    is_present, _, _ = table.entries(foreign_key)
+    assert not is_present.any()
+    np.testing.assert_array_equal(table.lookup(KEYS[owners == 0]), ROWS[owners == 0])
 
 
 def test_a_key_of_another_node_is_a_problem(shards):
@@ -71,37 +71,37 @@ def test_a_key_of_another_node_is_a_problem(shards):
 
 
 def test_files_of_all_shards_make_a_whole_table(shards, create, folder):
-    whole = create(optimizer=optimizers.Adagrad(learning_rate=0.5, initial_accumulator_value=0.1))
-    for node, one in enumerate(shards):
-        path = one.save(f"{folder}/saved{node}")
+    complete_table = create(optimizer=optimizers.Adagrad(learning_rate=0.5, initial_accumulator_value=0.1))
+    for node, table in enumerate(shards):
+        path = table.save(f"{folder}/saved{node}")
         with pytest.warns(UserWarning, match=f"has the rows of node {node} of {NODES} alone"):
-            assert whole.load_parameter_file(path) == (owners == node).sum()
-    found, rows, (slot,) = whole.entries(KEYS)
-    assert found.all()
+            assert complete_table.load_parameter_file(path) == (owners == node).sum()
+    is_present, rows, (slot,) = complete_table.entries(KEYS)
+    assert is_present.all()
     np.testing.assert_array_equal(rows, ROWS)
     np.testing.assert_array_equal(slot, ROWS + 1)
 
 
 def test_a_whole_file_gives_a_shard_its_own_keys(create, folder):
-    whole = create("t", optimizer=optimizers.Adagrad(learning_rate=0.5, initial_accumulator_value=0.1))
-    whole.assign(KEYS, ROWS)
-    whole.save(f"{folder}/saved")
+    complete_table = create("t", optimizer=optimizers.Adagrad(learning_rate=0.5, initial_accumulator_value=0.1))
+    complete_table.assign(KEYS, ROWS)
+    complete_table.save(f"{folder}/saved")
     for node in range(NODES):
-        one = shard(folder, node)
-        assert one.restore(f"{folder}/saved") == (owners == node).sum()
-        assert sorted(one.keys()) == KEYS[owners == node].tolist()
+        table = shard(folder, node)
+        assert table.restore(f"{folder}/saved") == (owners == node).sum()
+        assert sorted(table.keys()) == KEYS[owners == node].tolist()
 
 
 def test_a_shards_file_restores_that_shard_alone(shards, create, folder, recwarn):
     shards[1].save(f"{folder}/saved")
-    kept = sorted(shards[1].keys())
-    shards[1].erase(kept[:3])
+    keys_before = sorted(shards[1].keys())
+    shards[1].erase(keys_before[:3])
     shards[1].restore(f"{folder}/saved")
-    assert sorted(shards[1].keys()) == kept
+    assert sorted(shards[1].keys()) == keys_before
     assert not recwarn.list
-    others = (shards[0], shard(folder, 1, 4), create("t", optimizer=None))
-    for other in others:
-        rows = len(other)
+    other_tables = (shards[0], shard(folder, 1, 4), create("t", optimizer=None))
+    for other_table in other_tables:
+        rows = len(other_table)
         with pytest.raises(errors.StateError, match=f"has the rows of node 1 of {NODES} alone"):
-            other.restore(f"{folder}/saved")
-        assert len(other) == rows
+            other_table.restore(f"{folder}/saved")
+        assert len(other_table) == rows

@@ -1,4 +1,4 @@
-"""A rule with one float per row: row-wise Adagrad, bound by its name in the core."""
+"""Row-wise Adagrad has one slot float per row. The core finds the rule by its name."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_row_wise_adagrad_does_what_numpy_does(create, dim):
     keys = np.arange(50) * 7919
     rows, accumulator = user.lookup(keys).astype(np.float64), np.full((50, 1), START)
     for _ in range(20):
-        some = rng.permutation(50)[:30]
+        chosen = rng.permutation(50)[:30]
         gradients = rng.normal(size=(30, dim)).astype(np.float32)
-        user.apply_gradients(keys[some], gradients)
-        part, slot = rows[some], accumulator[some]
+        user.apply_gradients(keys[chosen], gradients)
+        part, slot = rows[chosen], accumulator[chosen]
         numpy_step(part, slot, gradients.astype(np.float64))
-        rows[some], accumulator[some] = part, slot
-    found, stored, (slots,) = user.entries(np.append(keys, -1))
-    assert found.tolist() == [True] * 50 + [False]
+        rows[chosen], accumulator[chosen] = part, slot
+    is_present, stored, (slots,) = user.entries(np.append(keys, -1))
+    assert is_present.tolist() == [True] * 50 + [False]
     assert (stored.shape, slots.shape) == ((51, dim), (51, 1))
     np.testing.assert_allclose(stored[:50], rows, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(slots[:50], accumulator, rtol=1e-5)

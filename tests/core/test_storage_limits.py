@@ -1,4 +1,4 @@
-"""What happens when storage runs out: an error that says so, and the table as it was."""
+"""If storage runs out, the error says so and the table is unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 _MIB = 1 << 20
-# Fills a table until the error comes, then shows that what was there can still be read and written.
+# Fills a table until the error is raised. Then the rows can still be read and written.
 _FILL = """
     import sys
     import numpy as np
@@ -31,14 +31,14 @@ _FILL = """
     except NoSpaceError as error:
         assert len(table) == written, (len(table), written)
         assert written > 0
-        for start in range(0, written, 4096):  # all at once would need the memory that is not there
+        for start in range(0, written, 4096):  # in parts, because little memory is left
             assert (table.lookup(np.arange(start, start + 4096)) == 7).all()
         table.assign([0], np.full((1, 64), 8, np.float32))
         assert table.verify().ok
         print(error)
 """
 
-# Trains keys until the error comes, fills what is left, and goes on with those that are there.
+# Trains new keys until the error is raised, fills the rest of the disk, and continues with present keys.
 _TRAIN_ON = """
     import sys
     import numpy as np
@@ -64,14 +64,14 @@ _TRAIN_ON = """
         except OSError as error:
             print(error)
     assert steps > 2
-    for n in (2048, 1, 2048):  # the largest step so far; less of it
+    for n in (2048, 1, 2048):  # as large as the largest step so far, or smaller
         assert table.apply_gradients(np.arange(n), gradients[:n]) == steps + 1
         steps += 1
     assert table.verify().ok
 """
 
-# Makes and trains 200 tables, and opens their group once more, as a process does that trains with the op library and
-# looks with `Table.open`.
+# Makes and trains 200 tables, and opens their group again, like a process that trains with the op library and reads
+# with `Table.open`.
 _MANY = """
     import sys
     import numpy as np
@@ -117,7 +117,7 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(params=["this disk", "1t", "4t"])
 def large_file_system(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A folder on the disk, or on a tmpfs that says it has so many bytes."""
+    """A folder on the disk, or on a tmpfs that reports a given size."""
     on_disk = request.param == "this disk"
     with contextlib.nullcontext(tmp_path) if on_disk else _tmpfs(tmp_path, request.param) as folder:
         yield folder

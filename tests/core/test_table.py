@@ -1,4 +1,4 @@
-"""`Table`: the store's public face, without TensorFlow."""
+"""`Table`: the public interface of the store, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_absent_keys_read_their_initial_row_and_nothing_is_written(create):
     assert np.abs(rows).max() <= 0.05
     assert len(np.unique(rows)) == 16
     assert len(user) == 0
-    other = create(seed=7, group="other")
-    np.testing.assert_array_equal(other.lookup(keys), rows)
+    other_table = create(seed=7, group="other")
+    np.testing.assert_array_equal(other_table.lookup(keys), rows)
     assert np.abs(create(seed=8, group="third").lookup(keys) - rows).min() > 0
     assert np.abs(create("item", seed=7).lookup(keys) - rows).min() > 0
 
@@ -116,8 +116,8 @@ def test_row_optimizers(create, rule, steps):
     for t in range(1, 4):
         user.apply_gradients([3], ones(1))
         np.testing.assert_allclose(user.lookup([3]), np.full((1, 4), steps(t)), rtol=1e-4)
-    found, _, slots = user.entries([3, 4])
-    assert found.tolist() == [True, False]
+    is_present, _, slots = user.entries([3, 4])
+    assert is_present.tolist() == [True, False]
     assert len(slots) == len(rule.slots)
 
 
@@ -182,7 +182,7 @@ def test_max_rows(create):
 
 
 def murmur_inverse(hashes: np.ndarray) -> np.ndarray:
-    """The keys to which MurmurHash3's finalizer, without a seed, gives these hashes."""
+    """Returns the keys for which MurmurHash3's finalizer, without a seed, gives these hashes."""
     keys = hashes.astype(np.uint64)
     for factor in (0x9CB4B2F8129337DB, 0x4F74430C22A54005):
         keys ^= keys >> np.uint64(33)
@@ -191,8 +191,8 @@ def murmur_inverse(hashes: np.ndarray) -> np.ndarray:
 
 
 def test_keys_that_were_chosen_to_collide_train_as_others_do(create):
-    # Unseeded, all of them would be in one segment of the index, which cannot be split so deep, and would begin their
-    # search at one of its entries; Dedupe, too, would find them in one place.
+    # Without a seed, all keys would have the same segment of the index, which cannot be split so often, and the same
+    # first entry in it. Dedupe would also put them at one place.
     keys = murmur_inverse(np.arange(10_000, dtype=np.uint64) << np.uint64(12))
     assert len(np.unique(keys)) == 10_000
     user = create(optimizer=optimizers.SGD(learning_rate=1.0))
@@ -200,7 +200,7 @@ def test_keys_that_were_chosen_to_collide_train_as_others_do(create):
     began = time.process_time()
     for step in (1, 2):
         assert user.apply_gradients(keys, ones(10_000)) == step
-    assert time.process_time() - began < 2, "some milliseconds"
+    assert time.process_time() - began < 2, "the steps must take milliseconds, not seconds"
     np.testing.assert_allclose(user.lookup(keys), rows - 2, rtol=1e-6)
     assert len(user) == 10_000
     assert user.verify().ok
@@ -333,9 +333,9 @@ with Table.open({path!r}, "r+") as user:
         reader = stack.enter_context(Table.open(path))
         for _ in range(8):
             stack.enter_context(reader.scan())
-        seen = [0.0]
-        while len(seen) < 20 or seen[-1] == 0.0:
+        values_read = [0.0]
+        while len(values_read) < 20 or values_read[-1] == 0.0:
             rows = reader.lookup(keys)
-            assert len(np.unique(rows)) == 1, "of several commits"
-            assert rows[0, 0] >= seen[-1]
-            seen.append(rows[0, 0])
+            assert len(np.unique(rows)) == 1, "a lookup mixes several commits"
+            assert rows[0, 0] >= values_read[-1]
+            values_read.append(rows[0, 0])

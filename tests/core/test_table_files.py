@@ -1,4 +1,4 @@
-"""Sparse-parameter files, and files that are not what they should be."""
+"""Sparse-parameter files, and damaged or foreign files."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def assert_equal(a, b):
 
 def test_export_and_load(filled, create, folder):
     assert filled.export_parameter_file(f"{folder}/file") == 10_000
-    other = create("other", optimizer=None)
-    assert other.load_parameter_file(f"{folder}/file") == 10_000
-    assert_equal(filled, other)
-    assert filled.stats()["optimizer"] == other.stats()["optimizer"]
+    other_table = create("other", optimizer=None)
+    assert other_table.load_parameter_file(f"{folder}/file") == 10_000
+    assert_equal(filled, other_table)
+    assert filled.stats()["optimizer"] == other_table.stats()["optimizer"]
     bare = create("bare", optimizer=optimizers.SGD(learning_rate=1.0))
     with pytest.raises(errors.StateError, match="slots=False"):
         bare.load_parameter_file(f"{folder}/file")
@@ -198,10 +198,10 @@ def test_a_second_save_to_a_path_is_refused_while_the_first_is_at_it(filled, cre
     filled.save(f"{folder}/saved-by-another-rank")
     saving.communicate("\n", timeout=60)
     assert saving.returncode == 0
-    other = create("other", optimizer=None)
-    other.load_parameter_file(f"{folder}/saved/user.tfsps")
-    assert_equal(filled, other)
-    filled.save(f"{folder}/saved")  # the exception of the first try is still there
+    other_table = create("other", optimizer=None)
+    other_table.load_parameter_file(f"{folder}/saved/user.tfsps")
+    assert_equal(filled, other_table)
+    filled.save(f"{folder}/saved")  # the exception of the first call is still referenced
     assert os.listdir(f"{folder}/saved") == ["user.tfsps"]
     del refused
 

@@ -1,4 +1,4 @@
-"""Random operations on tables, checked against a Python dict after each."""
+"""Random operations on tables, each checked against a Python dict."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ KEY_LISTS = st.lists(KEYS, min_size=0, max_size=20)
 
 
 class Tables(RuleBasedStateMachine):
-    """Two Adagrad tables of one group, of which one has 64 rows in memory and the rest on disk.
+    """Two Adagrad tables of one group. One has 64 rows in memory and the rest on disk.
 
-    The model holds a row and an accumulator per key.
+    The model has a row and an accumulator for each key.
     """
 
     @initialize()
@@ -46,8 +46,8 @@ class Tables(RuleBasedStateMachine):
         self.draws = np.random.default_rng(0)
 
     def teardown(self) -> None:
-        for one in self.tables:
-            one.close()
+        for table_to_close in self.tables:
+            table_to_close.close()
         shutil.rmtree(self.folder)
 
     def rows(self, n: int) -> np.ndarray:
@@ -92,8 +92,8 @@ class Tables(RuleBasedStateMachine):
         self.tables[which].assign(keys, rows, [slots] if with_slots else [])
         before = dict(self.models[which])
         for position, key in enumerate(keys):
-            kept = before.get(key, (None, np.full(DIM, START)))[1]
-            self.models[which][key] = (rows[position], slots[position] if with_slots else kept)
+            accumulator = before.get(key, (None, np.full(DIM, START)))[1]
+            self.models[which][key] = (rows[position], slots[position] if with_slots else accumulator)
 
     @rule(which=st.integers(0, 1), keys=KEY_LISTS)
     def erase(self, which: int, keys: list[int]) -> None:
@@ -119,30 +119,30 @@ class Tables(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        configs = [one.config for one in self.tables]
-        paths = [one.path for one in self.tables]
-        for one in self.tables:
-            one.close()
+        configs = [open_table.config for open_table in self.tables]
+        paths = [open_table.path for open_table in self.tables]
+        for open_table in self.tables:
+            open_table.close()
         self.tables = [Table.open(path, "r+", config) for path, config in zip(paths, configs, strict=True)]
 
     @invariant()
     def equals_the_model(self) -> None:
         if not hasattr(self, "models"):
             return
-        for which, (one, model) in enumerate(zip(self.tables, self.models, strict=True)):
-            assert one.step == self.steps
-            assert len(one) == len(model)
-            assert sorted(one.keys().tolist()) == sorted(model)
+        for which, (actual_table, model) in enumerate(zip(self.tables, self.models, strict=True)):
+            assert actual_table.step == self.steps
+            assert len(actual_table) == len(model)
+            assert sorted(actual_table.keys().tolist()) == sorted(model)
             keys = list(model)
-            found, rows, (slots,) = one.entries(keys)
-            assert found.all()
+            is_present, rows, (slots,) = actual_table.entries(keys)
+            assert is_present.all()
             if keys:
                 np.testing.assert_allclose(rows, np.stack([model[key][0] for key in keys]), rtol=2e-5, atol=1e-6)
                 np.testing.assert_allclose(slots, np.stack([model[key][1] for key in keys]), rtol=1e-5)
             probes = [key for key in (0, -1, 5, 2**63 - 1) if key not in model]
-            for key, row in zip(probes, one.lookup(probes), strict=True):
+            for key, row in zip(probes, actual_table.lookup(probes), strict=True):
                 np.testing.assert_array_equal(row, self.initial(which, key))
-            assert one.verify().ok
+            assert actual_table.verify().ok
 
 
 def _examples(n: int) -> settings:
@@ -153,13 +153,13 @@ def _examples(n: int) -> settings:
 
 
 class TestTables(Tables.TestCase):
-    """Every day."""
+    """Runs every day."""
 
     settings = _examples(5)
 
 
 @pytest.mark.nightly
 class TestTablesLonger(Tables.TestCase):
-    """More examples."""
+    """Runs more examples."""
 
     settings = _examples(15)

@@ -1,4 +1,4 @@
-"""Disks that cannot have the rows of a table, or cannot any more."""
+"""Disks that cannot store the rows of a table, from the start or later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to
 
 @contextlib.contextmanager
 def mounted(folder: str, options: str) -> Iterator[Path]:
-    """A file system in memory, in `<folder>/mounted`."""
+    """A file system in memory, mounted at `<folder>/mounted`."""
     path = Path(folder) / "mounted"
     path.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, text=True)
@@ -40,7 +40,7 @@ def mounted(folder: str, options: str) -> Iterator[Path]:
 
 
 def numbers(error: pytest.ExceptionInfo[NoSpaceError]) -> list[int]:
-    return [int(one) for one in re.findall(r"(\d+) bytes", str(error.value))]
+    return [int(number) for number in re.findall(r"(\d+) bytes", str(error.value))]
 
 
 def test_a_disk_without_room_for_all_rows(folder: str, create: Callable[..., Table]) -> None:
@@ -51,9 +51,9 @@ def test_a_disk_without_room_for_all_rows(folder: str, create: Callable[..., Tab
     space = os.statvfs(disk)
     assert 65536 * 4 < record < 65536 * 4 + 64
     assert needed == pytest.approx(1.6 * rows * record)
-    assert free == pytest.approx(space.f_bavail * space.f_frsize, rel=0.2)  # others write to it
+    assert free == pytest.approx(space.f_bavail * space.f_frsize, rel=0.2)  # other processes write to this disk
     assert not os.listdir(disk)
-    # The name is free.
+    # The table's name is free again.
     assert len(create(max_rows=1000, storage=Tiered(disk, MEMORY))) == 0
 
 
@@ -80,18 +80,18 @@ def test_a_disk_that_fills_up_keeps_what_was_trained(folder: str, create: Callab
     with mounted(folder, "size=16m") as disk:
         table = create(dim=64, storage=Tiered(disk, 14_000_000), initializer="ones")
 
-        def train(first: int) -> None:
-            keys = np.arange(first, first + 300)
+        def train(first_key: int) -> None:
+            keys = np.arange(first_key, first_key + 300)
             table.apply_gradients(keys, ones(300, 64))
             plain.apply_gradients(keys, ones(300, 64))
 
-        for first in range(0, 6000, 300):
-            train(first)
+        for first_key in range(0, 6000, 300):
+            train(first_key)
         assert table.stats()["rows_on_disk"] > 3000
-        with open(disk / "others", "wb") as others, contextlib.suppress(OSError):
+        with open(disk / "others", "wb") as filler, contextlib.suppress(OSError):
             while True:
-                others.write(bytes(2**16))
-                others.flush()
+                filler.write(bytes(2**16))
+                filler.flush()
         with pytest.raises(NoSpaceError, match="records"):
             deque(map(train, range(6000, 24_000, 300)))
         assert table.step == plain.step
@@ -99,8 +99,8 @@ def test_a_disk_that_fills_up_keeps_what_was_trained(folder: str, create: Callab
         keys = np.sort(table.keys())
         np.testing.assert_array_equal(table.lookup(keys), plain.lookup(keys))
         (disk / "others").unlink()
-        for first in range(table.step * 300, table.step * 300 + 6000, 300):
-            train(first)
+        for first_key in range(table.step * 300, table.step * 300 + 6000, 300):
+            train(first_key)
         np.testing.assert_array_equal(np.sort(table.keys()), np.sort(plain.keys()))
         np.testing.assert_array_equal(table.lookup(table.keys()), plain.lookup(table.keys()))
 
@@ -144,12 +144,12 @@ def test_a_folder_of_another_user(folder: str, create: Callable[..., Table], pat
 
 
 def test_a_folder_with_other_files_is_left_alone(folder: str, create: Callable[..., Table]) -> None:
-    other = Path(f"{folder}/disk/group/user/notes")
-    other.parent.mkdir(parents=True)
-    other.write_text("somebody's")
+    foreign_file = Path(f"{folder}/disk/group/user/notes")
+    foreign_file.parent.mkdir(parents=True)
+    foreign_file.write_text("somebody's")
     with pytest.raises(TableExistsError, match="is not empty, and no table's folder"):
         create(storage=Tiered(f"{folder}/disk", MEMORY))
-    assert other.read_text() == "somebody's"
+    assert foreign_file.read_text() == "somebody's"
 
 
 CONTAINER = """
@@ -170,21 +170,23 @@ for _ in range(2):
 
 
 def test_rows_of_a_container_are_nobodys_leftover(folder: str, create: Callable[..., Table]) -> None:
-    """Its shared memory cannot be seen from here, only the disk."""
+    """The container's shared memory is not visible from here, only the disk."""
     disk = f"{folder}/disk"
     os.mkdir(f"{folder}/its")
     command = [sys.executable, "-c", CONTAINER, f"{folder}/its", disk, str(MEMORY)]
     environment = {**os.environ, "PYTHONPATH": os.fspath(PACKAGE_PARENT)}
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as container:
         try:
-            assert other.stdout.readline() == "True\n"
+            assert container.stdout.readline() == "True\n"
             os.rename(f"{folder}/its", f"{folder}/hidden")
             create("one", storage=Tiered(disk, MEMORY))
             (rows,) = Path(disk).glob("a*-n0/user/*/records.*")
-            print("", file=other.stdin, flush=True)
-            assert other.stdout.readline() == "True\n"
+            print("", file=container.stdin, flush=True)
+            assert container.stdout.readline() == "True\n"
         finally:
-            other.kill()
+            container.kill()
     create("two", storage=Tiered(disk, MEMORY))
     assert not rows.parents[2].exists()
 

@@ -1,4 +1,4 @@
-"""Folders of tiered tables on a disk: refused tables leave none, and one that is removed beside its table is named."""
+"""Folders of tiered tables on a disk: a refused table leaves none, and a deleted folder is reported by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_refused_table_leaves_no_folder_on_the_disk(tmp_path: Path, folder: st
 
 @pytest.fixture
 def evicted(tmp_path: Path, folder: str) -> tsps.Table:
-    """A table most of whose rows are on a disk, in `tmp_path / "disk"`."""
+    """A table with most rows on a disk, in `tmp_path / "disk"`."""
     table = tsps.Table.create(f"{folder}/group/t", config(tmp_path / "disk", "20MiB"))
     for start in range(0, 30 * BATCH, BATCH):
         table.apply_gradients(np.arange(start, start + BATCH), np.ones((BATCH, DIM), np.float32))
@@ -41,13 +41,13 @@ def test_a_folder_that_is_removed_beside_its_table_is_not_called_damage(evicted:
     assert evicted.stats()["rows_on_disk"] > 0
     shutil.rmtree(tmp_path / "disk")
     keys = np.arange(30 * BATCH)
-    said = r"(?s)disk.*was removed.*newest checkpoint"
+    message = r"(?s)disk.*was removed.*newest checkpoint"
     for use in (lambda: evicted.lookup(keys[:100]), lambda: evicted.keys()):
-        with pytest.raises(NotFoundError, match=said):
+        with pytest.raises(NotFoundError, match=message):
             use()
     report = evicted.verify()
     assert not report.ok
-    assert re.search(said, report.problems[0])
+    assert re.search(message, report.problems[0])
 
 
 def test_the_bytes_of_a_group_include_those_of_its_tiered_table(evicted: tsps.Table) -> None:

@@ -1,4 +1,4 @@
-"""Tables that are partly on disk, without TensorFlow; `test_table_model.py` has random operations on one."""
+"""Tables that are partly on disk, without TensorFlow; `test_table_model.py` runs random operations on one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_sparse_ps.errors import AccessError, DamagedFileError, InvalidArgumentEr
 from tf_sparse_ps.table import Table
 
 ROWS = 4000
-MEMORY = 12_780_000  # 12 MiB are buffers, 96,000 bytes places of 8,000 rows: room for some 700 of these
+MEMORY = 12_780_000  # 12 MiB are buffers, and 96,000 bytes the places of 8,000 rows: the rest holds some 700 rows
 
 
 def tiered(folder: str, **kwargs: object) -> dict[str, object]:
@@ -54,8 +54,8 @@ def test_everything_that_reads_sees_both_tiers(folder: str, create: Callable[...
     assert stats["bytes_on_disk"] > 3000 * 16
     np.testing.assert_array_equal(table.lookup(keys), values)
     np.testing.assert_array_equal(np.sort(table.keys()), keys)
-    found, rows, (slot,) = table.entries(keys)
-    assert found.all()
+    is_present, rows, (slot,) = table.entries(keys)
+    assert is_present.all()
     np.testing.assert_array_equal(rows, values)
     np.testing.assert_array_equal(slot, np.full((ROWS, 4), np.float32(0.1)))
     assert (table.metadata(keys)["count"] == 3).all()
@@ -65,9 +65,9 @@ def test_everything_that_reads_sees_both_tiers(folder: str, create: Callable[...
     np.testing.assert_array_equal(block.rows[np.argsort(block.keys)], values)
     assert table.verify().ok
     assert table.verify().rows == ROWS
-    other = Table.open(table.path)
-    assert other.config.storage == table.config.storage
-    np.testing.assert_array_equal(other.lookup(keys), values)
+    reopened = Table.open(table.path)
+    assert reopened.config.storage == table.config.storage
+    np.testing.assert_array_equal(reopened.lookup(keys), values)
     code = f"""
 import numpy as np
 from tf_sparse_ps.table import Table
@@ -84,7 +84,7 @@ def test_changes_and_erased_keys_of_both_tiers(folder: str, create: Callable[...
     mark = table.mark_changes()
     table.apply_gradients(np.arange(0, ROWS, 40), ones(100))
     assert table.erase(np.arange(7, ROWS, 40)) == 100
-    table.assign(np.arange(ROWS - 500), np.zeros((ROWS - 500, 4), np.float32))  # moves everything once more
+    table.assign(np.arange(ROWS - 500), np.zeros((ROWS - 500, 4), np.float32))  # moves all rows again
     changes = table.changes_since(mark)
     assert not changes.everything
     erased = np.arange(7, ROWS, 40)
@@ -109,10 +109,10 @@ def test_files_are_saved_with_tiers_and_loaded_without_and_the_reverse(
     back = create("source", group="back", **tiered(folder), optimizer=rule)
     back.restore(f"{folder}/again")
     assert back.stats()["rows_on_disk"] > 3000
-    for one in (plain, back):
-        for a, b in zip(one.entries(keys)[:2], source.entries(keys)[:2], strict=True):
+    for table in (plain, back):
+        for a, b in zip(table.entries(keys)[:2], source.entries(keys)[:2], strict=True):
             np.testing.assert_array_equal(a, b)
-        for a, b in zip(one.entries(keys)[2], source.entries(keys)[2], strict=True):
+        for a, b in zip(table.entries(keys)[2], source.entries(keys)[2], strict=True):
             np.testing.assert_array_equal(a, b)
 
 
@@ -120,10 +120,10 @@ def test_a_folder_is_one_tables(folder: str, create: Callable[..., Table]) -> No
     table = create(**tiered(folder))
     (disk,) = Path(f"{folder}/disk").glob("*/*")
     assert (disk / "table").read_text().endswith(f" {table.path}\n")
-    other = TableConfig("user", 4, **tiered(folder))
+    other_config = TableConfig("user", 4, **tiered(folder))
     os.mkdir(f"{folder}/elsewhere")
     with pytest.raises(TableExistsError, match="has the rows of another table"):
-        Table.create(f"{folder}/elsewhere/group/user", other)
+        Table.create(f"{folder}/elsewhere/group/user", other_config)
     table.assign([1], ones(1))
     assert len(table) == 1
 

@@ -1,4 +1,4 @@
-"""What type checkers see: a user's script under mypy --strict, and the stub beside what was built."""
+"""The view of type checkers: a user's script under mypy --strict, and the stub next to the built module."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REVEALED = [
     r"tf_sparse_ps\.errors\.Error",
     r"tf_sparse_ps\.collectives\.protocol\.Collectives",
 ]
-# A line of a script that is wrong, and what must be said of it.
+# Each wrong line of a script, and mypy's message for it.
 BAD = {
     "tsps.Embedding(1000)": 'Missing positional argument "output_dim"',
     'tsps.Embedding("1000", 16)': 'Argument 1 to "Embedding" has incompatible type "str"; expected "int | None"',
@@ -85,7 +85,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def mypy(tmp_path: Path, script: str) -> str:
-    """Checks a user's script, outside of this tree and its settings; returns what mypy says."""
+    """Checks a user's script outside of this tree and its settings, and returns mypy's output."""
     path = tmp_path / "script.py"
     path.write_text(script)
     done = run("mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path / 'cache'}", path)
@@ -94,27 +94,27 @@ def mypy(tmp_path: Path, script: str) -> str:
 
 @pytest.mark.nightly
 def test_a_script_without_mistakes_sees_the_package_s_types(tmp_path: Path) -> None:
-    said = mypy(tmp_path, GOOD)
-    assert "Success: no issues found" in said, said
-    revealed = re.findall(r'Revealed type is "(.*)"', said)
-    assert len(revealed) == len(REVEALED), said
+    output = mypy(tmp_path, GOOD)
+    assert "Success: no issues found" in output, output
+    revealed = re.findall(r'Revealed type is "(.*)"', output)
+    assert len(revealed) == len(REVEALED), output
     for pattern, text in zip(REVEALED, revealed, strict=True):
         assert re.fullmatch(pattern, text)
 
 
 @pytest.mark.nightly
 def test_mistakes_are_found_where_they_are(tmp_path: Path) -> None:
-    said = mypy(tmp_path, "\n".join(["import tf_sparse_ps as tsps", *BAD]) + "\n")
+    output = mypy(tmp_path, "\n".join(["import tf_sparse_ps as tsps", *BAD]) + "\n")
     for number, (line, message) in enumerate(BAD.items(), 2):
-        of_line = [text for text in said.splitlines() if f"script.py:{number}: error:" in text]
-        assert any(message in text for text in of_line), f"{line}: {message}\n{said}"
-    assert len(re.findall(r"error:", said)) == len(BAD), said
+        of_line = [text for text in output.splitlines() if f"script.py:{number}: error:" in text]
+        assert any(message in text for text in of_line), f"{line}: {message}\n{output}"
+    assert len(re.findall(r"error:", output)) == len(BAD), output
 
 
 @pytest.mark.nightly
 def test_the_stub_has_every_name_of_the_module(tmp_path: Path) -> None:
     allowed = tmp_path / "allowed.txt"
-    # pybind11's classes have a metaclass of theirs, and without a constructor one that raises.
+    # pybind11's classes have a metaclass of their own, and without a constructor one that raises.
     allowed.write_text("tf_sparse_ps\\._table\\.[A-Z]\\w+(\\.__init__)?\n")
     settings = ["--mypy-config-file", ROOT / "pyproject.toml", "--allowlist", allowed]
     done = run("mypy.stubtest", "tf_sparse_ps._table", *settings)
@@ -122,7 +122,7 @@ def test_the_stub_has_every_name_of_the_module(tmp_path: Path) -> None:
 
 
 def documented(text: str) -> list[tuple[str, str | None]]:
-    """Names and defaults of a signature as pybind11 writes it, `f(self: A, *, n: int = 3) -> None`."""
+    """Returns names and defaults of a signature in pybind11's format, `f(self: A, *, n: int = 3) -> None`."""
     head = text[: text.index(") -> ") + 1]
     call = ast.parse(re.sub(r"tf_sparse_ps\._table\.", "", f"def {head}: ...")).body[0]
     assert isinstance(call, ast.FunctionDef)
@@ -130,7 +130,7 @@ def documented(text: str) -> list[tuple[str, str | None]]:
 
 
 def arguments(function: ast.FunctionDef) -> list[tuple[str, str | None]]:
-    """Names and defaults, `*` before those that go by name only."""
+    """Returns names and defaults, with `*` before keyword-only arguments."""
     of = function.args
     missing = [None] * (len(of.args) - len(of.defaults))
     pairs: list[tuple[str, ast.expr | None]] = [
@@ -142,14 +142,18 @@ def arguments(function: ast.FunctionDef) -> list[tuple[str, str | None]]:
 
 
 def functions_of_the_stub() -> dict[str, ast.FunctionDef]:
-    found = {}
+    functions = {}
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.FunctionDef):
-            found[node.name] = node
+            functions[node.name] = node
         elif isinstance(node, ast.ClassDef):
-            of_class = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name != "property"]
-            found |= {f"{node.name}.{one.name}": one for one in of_class}
-    return found
+            of_class = [
+                statement
+                for statement in node.body
+                if isinstance(statement, ast.FunctionDef) and statement.name != "property"
+            ]
+            functions |= {f"{node.name}.{statement.name}": statement for statement in of_class}
+    return functions
 
 
 def runtime(name: str) -> Any:
@@ -163,7 +167,7 @@ def runtime(name: str) -> Any:
 def test_the_stub_has_the_arguments_of_the_built_module(name: str) -> None:
     stub, built = functions_of_the_stub()[name], runtime(name)
     if isinstance(built, property):
-        assert [one.id for one in stub.decorator_list if isinstance(one, ast.Name)] == ["property"]
+        assert [decorator.id for decorator in stub.decorator_list if isinstance(decorator, ast.Name)] == ["property"]
         return
     assert documented(built.__doc__) == arguments(stub)
 

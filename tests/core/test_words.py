@@ -1,4 +1,4 @@
-"""Words that were replaced by the field's own stay away, in the sense in which they were replaced."""
+"""Retired words do not come back, in the sense in which other words have replaced them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 SOURCES = sorted((ROOT / "tf_sparse_ps").rglob("*.py"))
 
-# What is written now: a pattern of what is not. Each also has a text that it must find.
+# The word to write: a pattern of the words that it replaces, and a text that the pattern must find.
 RETIRED = {
     "schedule state": (r"\b(?:the|a|its|this) courses?\b|\bclass \w*Course|\bcounterparts?\b", "its counterpart"),
     "in-flight gradients": (
@@ -35,11 +35,13 @@ RETIRED = {
 @pytest.mark.parametrize("instead", RETIRED)
 def test_no_page_and_no_source_has_a_retired_word(instead: str) -> None:
     pattern, example = RETIRED[instead]
-    wanted = re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    assert wanted.search(example), "the pattern finds nothing"
-    found = []
+    compiled = re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    assert compiled.search(example), "the pattern must find its example"
+    findings = []
     for path in [*PAGES, *SOURCES]:
         text = path.read_text()
-        for match in wanted.finditer(text):
-            found.append(f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0].strip()!r}")
-    assert not found, f"write: {instead}"
+        for match in compiled.finditer(text):
+            findings.append(
+                f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0].strip()!r}"
+            )
+    assert not findings, f"write: {instead}"

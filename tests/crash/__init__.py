@@ -1,1 +1,1 @@
-"""Kills writers at random instants and checks the whole group afterwards. `make crash`, or python -m tests.crash."""
+"""Kills writers at random times and checks the whole group after each kill: `make crash`, python -m tests.crash."""

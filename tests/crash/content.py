@@ -1,17 +1,17 @@
-"""What the group of the crash tests must contain after step s: a function of s alone.
+"""The content of the group of the crash tests after step s, which is a function of s.
 
-Seven tables, so that a step spans several:
+Each step changes several of the seven tables:
 
   hot    SGD, rate 1, gradient 1: 256 rows, all in every step, so each element is -s
   mixed  Adagrad, gradient 1: 64 rows in every step, 400 new keys per step (the index grows), and in every fifth step
-         the 400 keys of the step before once more (the undo log's size varies)
-  rare   SGD: 32 rows, in every third step; the table is untouched in the others
-  narrow, half  Nesterov's momentum with bfloat16 rows, AMSGrad with float16 ones, both rounded stochastically: 64 rows
+         also the 400 keys of the step before (the undo log's size varies)
+  rare   SGD: 32 rows, in every third step; other steps leave the table alone
+  narrow, half  Nesterov's momentum with bfloat16 rows, AMSGrad with float16 rows, both rounded stochastically: 64 rows
          in every step, gradient 1
-  passing  Adam, gradient 1: 100 new keys per step, which are erased again: after every fourth step all but those of the
-         last four steps. So after such a step they are there, all of them, or not, none of them
-  far    Adagrad, gradient 1, partly on disk: 64 rows in every step, 100 new keys per step, and those of 40 steps before
-         once more. Memory has room for the rows of some ten steps: rows go to the disk, come back, and go once more
+  passing  Adam, gradient 1: 100 new keys per step. Every fourth step is followed by an erase of all keys except those
+         of the last four steps. At such a step the table contains either all keys to erase, or none
+  far    Adagrad, gradient 1, partly on disk: 64 rows in every step, 100 new keys per step, and also the keys of the
+         step 40 steps before. Memory holds the rows of some ten steps: rows go to disk, come back, and go again
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tf_sparse_ps.table import Table
 
 HOT, MIXED, RARE, NARROW, NEW, PASSING = 256, 64, 32, 64, 400, 100
 FAR, FAR_NEW, FAR_AGAIN = 64, 100, 40
-FAR_ROWS = 1 << 18  # at most: 3 MiB of its memory say where they are, and 12 are buffers
+FAR_ROWS = 1 << 18  # at most: 3 MiB of memory record their places, and 12 MiB are buffers
 FAR_MEMORY = 16_600_000
 ERASE_EVERY = 4  # steps
-_SCANNED = 20  # steps whose new keys' rows are looked at, in a scan
+_SCANNED = 20  # the number of recent steps whose new rows a scan checks
 _ADAGRAD = optimizers.Adagrad(learning_rate=1.0, initial_accumulator_value=0.1, epsilon=1e-7)
 _SGD = optimizers.SGD(learning_rate=1.0)
 _ADAM = optimizers.Adam(learning_rate=1.0, beta_1=0.9, beta_2=0.99, epsilon=1e-3)
@@ -51,12 +51,12 @@ CONFIGS = (
 
 
 def disk_of(group: Path) -> Path:
-    """Where the rows of `far` are that are not in memory."""
+    """Returns the folder for the rows of `far` on disk."""
     return group.with_name(group.name + "-disk")
 
 
 def configs(group: Path) -> list[TableConfig]:
-    """Of the tables of a group; `far` has its rows on disk beside it."""
+    """Returns the configurations of a group's tables. The rows of `far` are on a disk next to the group."""
     storage = Tiered(disk_of(group), FAR_MEMORY)
     far = TableConfig("far", 8, seed=1, max_rows=FAR_ROWS, optimizer=_ADAGRAD, storage=storage)
     return [*CONFIGS, far]
@@ -67,23 +67,23 @@ Floats = npt.NDArray[np.float32]
 
 
 def new_keys(step: int) -> Ints:
-    """The keys that enter `mixed` at `step`: spread over all of int64."""
+    """Returns the keys that enter `mixed` at `step`, spread over all int64 values."""
     numbers = (np.arange(NEW, dtype=np.uint64) + np.uint64(step * NEW + 1)) * np.uint64(0x9E3779B97F4A7C15)
     return numbers.view(np.int64)
 
 
 def passing_keys(first: int, last: int) -> Ints:
-    """The keys that enter `passing` in these steps."""
+    """Returns the keys that enter `passing` in these steps."""
     return np.arange(max(first, 1) * PASSING, (last + 1) * PASSING, dtype=np.int64)
 
 
 def far_keys(step: int) -> Ints:
-    """The keys that enter `far` at `step`."""
+    """Returns the keys that enter `far` at `step`."""
     return np.arange(step * FAR_NEW, (step + 1) * FAR_NEW, dtype=np.int64)
 
 
 def updates(step: int) -> dict[str, Ints]:
-    """Keys of each table in `step` (1, 2, ...)."""
+    """Returns the keys of each table in `step` (1, 2, ...)."""
     mixed = [np.arange(MIXED, dtype=np.int64), new_keys(step)]
     if step % 5 == 0:
         mixed.append(new_keys(step - 1))
@@ -105,7 +105,7 @@ def updates(step: int) -> dict[str, Ints]:
 
 @dataclasses.dataclass
 class Group:
-    """The tables, open."""
+    """The open tables."""
 
     tables: dict[str, Table]
 
@@ -126,7 +126,7 @@ class Group:
         return self.tables["hot"].step
 
     def advance(self) -> int:
-        """Makes the next step, and erases what has to go after it."""
+        """Makes the next step, and erases the keys that must go after it."""
         parts = updates(self.step + 1)
         step = store.step(
             {
@@ -138,13 +138,13 @@ class Group:
         return step
 
     def erase(self, step: int) -> None:
-        """What goes after a step; again by a writer that took over, which cannot know whether it went."""
+        """Erases keys after a step. A writer that takes over repeats it, because it cannot know whether it happened."""
         if step % ERASE_EVERY == 0:
             self.tables["passing"].erase(passing_keys(step - 2 * ERASE_EVERY, step - ERASE_EVERY))
 
 
 class _Narrow:
-    """Rows and slots of a table of 16 bits that is in every step, bit for bit."""
+    """Rows and slots of a table with 16-bit rows that every step changes, bit for bit."""
 
     def __init__(self, untouched: Table) -> None:
         self.name = untouched.config.name
@@ -159,7 +159,7 @@ class _Narrow:
         self._slots = [np.full_like(self._initial, start) for start in self._config.optimizer.slot_init]
 
     def after(self, step: int) -> tuple[Floats, list[Floats]]:
-        """Of a step."""
+        """Returns the rows and slots after a step."""
         rule, keys, gradients = self._config.optimizer, np.arange(NARROW), np.ones_like(self._initial)
         assert rule is not None
         if step < self._step:
@@ -175,7 +175,7 @@ class _Narrow:
 
 
 class Expectation:
-    """Expected rows. `untouched` is a group of the same configuration that nobody trains: it has the initial rows."""
+    """Expected rows. `untouched` is an untrained group of the same configuration, which has the initial rows."""
 
     def __init__(self, untouched: Group) -> None:
         self._initial = untouched.tables["mixed"]
@@ -192,11 +192,11 @@ class Expectation:
         return self._accumulators[n]
 
     def mixed(self, keys: Ints, n_updates: int) -> tuple[Floats, np.float32]:
-        """Rows of `mixed` after `n_updates` and the accumulator, equal in every element."""
+        """Returns the rows of `mixed` and the accumulator, equal in every element, after `n_updates`."""
         return self._by_adagrad(self._initial, keys, n_updates)
 
     def far(self, entered: int, step: int) -> tuple[Floats, np.float32]:
-        """The same of the keys of `far` that entered at a step; of those that are always there with `entered` = 0."""
+        """Returns the same for keys of `far` that entered at a step; with `entered` = 0, for the permanent ones."""
         again = entered > 0 and entered + FAR_AGAIN <= step
         n_updates = step if entered == 0 else 0 if entered > step else 2 if again else 1
         keys = np.arange(FAR, dtype=np.int64) if entered == 0 else far_keys(entered)
@@ -210,17 +210,17 @@ class Expectation:
 
     @staticmethod
     def updates_of(entered: int, step: int) -> int:
-        """Updates that the keys of step `entered` have had by `step`."""
+        """Returns the number of updates by `step` of the keys that entered at step `entered`."""
         if entered > step:
             return 0
         return 2 if (entered + 1) % 5 == 0 and entered + 1 <= step else 1
 
     def check_read(self, group: Group, steps_ahead: int = 2) -> tuple[int, list[str]]:
-        """One consistent read of three tables. Returns its step and what is wrong."""
-        now = group.step
-        entered = list(range(max(1, now - 3), now + 1 + steps_ahead))
+        """Makes one consistent read of several tables. Returns its step and the faults."""
+        current_step = group.step
+        entered = list(range(max(1, current_step - 3), current_step + 1 + steps_ahead))
         fresh = np.concatenate([new_keys(s)[:50] for s in entered])
-        distant = sorted({max(1, now - ago) for ago in (0, FAR_AGAIN - 1, FAR_AGAIN, 2 * FAR_AGAIN)})
+        distant = sorted({max(1, current_step - ago) for ago in (0, FAR_AGAIN - 1, FAR_AGAIN, 2 * FAR_AGAIN)})
         step, rows = store.read(
             {
                 group.tables["narrow"]: np.arange(NARROW),
@@ -234,22 +234,22 @@ class Expectation:
         wrong = []
         _expect(wrong, "hot", step, rows[group.tables["hot"]], np.float32(-step))
         _expect(wrong, "rare", step, rows[group.tables["rare"]], np.float32(-(step // 3)))
-        for one in self._narrow:
-            if not np.array_equal(rows[group.tables[one.name]], one.after(step)[0]):
-                wrong.append(f"rows of {one.name} at step {step} differ")
+        for narrow_table in self._narrow:
+            if not np.array_equal(rows[group.tables[narrow_table.name]], narrow_table.after(step)[0]):
+                wrong.append(f"rows of {narrow_table.name} at step {step} differ")
         for s, part in zip(distant, np.split(rows[group.tables["far"]], len(distant)), strict=True):
             _expect(wrong, f"far row of step {s}", step, part, self.far(s, step)[0])
         mixed = rows[group.tables["mixed"]]
         _expect(wrong, "mixed", step, mixed[:MIXED], self._mixed_hot(step))
         for i, s in enumerate(entered):
             n = self.updates_of(s, step)
-            what = "initial value" if n == 0 else f"row of {n} updates"
+            label = "initial value" if n == 0 else f"row of {n} updates"
             part = mixed[MIXED + 50 * i : MIXED + 50 * (i + 1)]
-            _expect(wrong, what, step, part, self.mixed(new_keys(s)[:50], n)[0])
+            _expect(wrong, label, step, part, self.mixed(new_keys(s)[:50], n)[0])
         return step, wrong
 
     def check_all(self, group: Group, step: int) -> list[str]:
-        """Every row, slot and key of a group that nobody is writing to."""
+        """Returns the faults of all rows, slots and keys of a group without a writer."""
         wrong: list[str] = []
         table = group.tables["mixed"]
         hot = np.arange(MIXED, dtype=np.int64)
@@ -259,9 +259,9 @@ class Expectation:
             keys.append(new_keys(s))
             expected.append(self.mixed(keys[-1], self.updates_of(s, step)))
         for part, (rows, accumulator) in zip(keys, expected, strict=True):
-            found, values, slots = table.entries(part)
-            if not found.all():
-                wrong.append(f"step {step}: {int((~found).sum())} keys are missing")
+            is_present, values, slots = table.entries(part)
+            if not is_present.all():
+                wrong.append(f"step {step}: {int((~is_present).sum())} keys are missing")
                 continue
             if len(part):
                 _expect(wrong, "row", step, values, rows)
@@ -269,23 +269,23 @@ class Expectation:
         count = sum(map(len, keys))
         if len(table) != count or not np.array_equal(np.sort(table.keys()), np.sort(np.concatenate(keys))):
             wrong.append(f"step {step}: {len(table)} keys, {count} expected")
-        for one in self._narrow:
-            found, values, slots = group.tables[one.name].entries(np.arange(NARROW if step else 0))
-            expected_values, expected_slots = one.after(step)
+        for narrow_table in self._narrow:
+            is_present, values, slots = group.tables[narrow_table.name].entries(np.arange(NARROW if step else 0))
+            expected_values, expected_slots = narrow_table.after(step)
             pairs = zip((values, *slots), (expected_values, *expected_slots), strict=True)
-            if not found.all() or (step and not all(np.array_equal(a, b) for a, b in pairs)):
-                wrong.append(f"rows or slots of {one.name} at step {step} differ")
+            if not is_present.all() or (step and not all(np.array_equal(a, b) for a, b in pairs)):
+                wrong.append(f"rows or slots of {narrow_table.name} at step {step} differ")
         wrong += self._check_far(step, *group.tables["far"].entries(self._far_keys(step)))
         if len(group.tables["far"]) != len(self._far_keys(step)):
             wrong.append(f"step {step}: {len(group.tables['far'])} far keys, {len(self._far_keys(step))} expected")
         passing = group.tables["passing"]
-        there = np.sort(passing.keys())
-        wrong += self._check_passing(step, there, *passing.entries(there)[1:])
+        passing_keys_now = np.sort(passing.keys())
+        wrong += self._check_passing(step, passing_keys_now, *passing.entries(passing_keys_now)[1:])
         _, read_wrong = self.check_read(group)
         return wrong + read_wrong
 
     def check_scans(self, group: Group) -> list[str]:
-        """Each table by a scan: all its keys, and rows of those that change."""
+        """Scans each table, and returns the faults of its keys and of rows that change."""
         wrong: list[str] = []
         with group.tables["hot"].scan() as scan:
             keys, rows, *_ = scan.read()
@@ -311,8 +311,8 @@ class Expectation:
             step, (keys, rows, slots, _) = scan.step, scan.read()
         order = np.argsort(keys)
         if np.array_equal(keys[order], self._far_keys(step)):
-            found = np.ones(len(keys), bool)
-            wrong += self._check_far(step, found, rows[order], tuple(slot[order] for slot in slots))
+            is_present = np.ones(len(keys), bool)
+            wrong += self._check_far(step, is_present, rows[order], tuple(slot[order] for slot in slots))
         else:
             wrong.append(
                 f"step {step}: {len(keys)} far keys in a scan, {len(self._far_keys(step))} expected, or others"
@@ -324,14 +324,16 @@ class Expectation:
 
     @staticmethod
     def _far_keys(step: int) -> Ints:
-        """All that `far` has after a step, ascending."""
+        """Returns all keys of `far` after a step, ascending."""
         hot = np.arange(FAR if step else 0, dtype=np.int64)
         return np.concatenate([hot, np.arange(FAR_NEW, (step + 1) * FAR_NEW if step else FAR_NEW, dtype=np.int64)])
 
-    def _check_far(self, step: int, found: npt.NDArray[np.bool_], rows: Floats, slots: tuple[Floats, ...]) -> list[str]:
+    def _check_far(
+        self, step: int, is_present: npt.NDArray[np.bool_], rows: Floats, slots: tuple[Floats, ...]
+    ) -> list[str]:
         wrong: list[str] = []
-        if not found.all():
-            return [f"step {step}: {int((~found).sum())} far keys are missing"]
+        if not is_present.all():
+            return [f"step {step}: {int((~is_present).sum())} far keys are missing"]
         expected = [self.far(s, step) for s in range(step + 1)] if step else []
         if expected:
             _expect(wrong, "far row", step, rows, np.concatenate([row for row, _ in expected]))
@@ -341,12 +343,14 @@ class Expectation:
 
     def _check_passing(self, step: int, keys: Ints, rows: Floats, slots: tuple[Floats, ...]) -> list[str]:
         wrong: list[str] = []
-        last = step - step % ERASE_EVERY  # after this step some have gone, or are going
+        last = step - step % ERASE_EVERY  # some keys were erased after this step, or are being erased
         sets = [passing_keys(last - ERASE_EVERY + 1, step)]
         if step == last:
             sets.append(passing_keys(last - 2 * ERASE_EVERY + 1, step))
-        if not any(np.array_equal(keys, one) for one in sets):
-            return [f"step {step}: {len(keys)} passing keys, {' or '.join(str(len(one)) for one in sets)} expected"]
+        if not any(np.array_equal(keys, key_set) for key_set in sets):
+            return [
+                f"step {step}: {len(keys)} passing keys, {' or '.join(str(len(key_set)) for key_set in sets)} expected"
+            ]
         t = (keys // PASSING).astype(np.float64)[:, None]
         rate = np.sqrt(1 - 0.99**t) / (1 - 0.9**t)
         change = rate * 0.1 / (np.sqrt(0.01) + 1e-3)
@@ -357,7 +361,7 @@ class Expectation:
         return wrong
 
     def _mixed_hot(self, step: int) -> Floats:
-        # One more update per step; recomputing from the start every time would be quadratic.
+        # One more update per step. Recomputing from the start every time would be quadratic.
         if self._hot_cache is None or self._hot_cache[0] > step:
             self._hot_cache = (0, self._initial.lookup(np.arange(MIXED)))
         at, rows = self._hot_cache
@@ -367,7 +371,7 @@ class Expectation:
         return rows
 
 
-def _expect(wrong: list[str], what: str, step: int, found: Floats, expected: Floats | np.float32) -> None:
-    if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
-        error = np.abs(found - expected)
-        wrong.append(f"{what} at step {step}: off by up to {error.max():.3g} in {int((error > 1e-5).sum())} elements")
+def _expect(wrong: list[str], label: str, step: int, actual: Floats, expected: Floats | np.float32) -> None:
+    if not np.allclose(actual, expected, rtol=1e-5, atol=1e-5):
+        error = np.abs(actual - expected)
+        wrong.append(f"{label} at step {step}: off by up to {error.max():.3g} in {int((error > 1e-5).sum())} elements")

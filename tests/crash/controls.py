@@ -1,4 +1,4 @@
-"""Runs of a harness without one of the mechanisms that it tests: they must find violations."""
+"""Runs a harness without one of the mechanisms that it tests. The harness must then find violations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 
 def is_noticed(module: str, mechanism: str, options: Sequence[str]) -> bool:
-    """Whether a harness finds violations with a mechanism off; says so.
+    """Whether a harness finds violations without a mechanism. Prints the result.
 
     Args:
-      module: Of the harness. Its last line is JSON: how many `kills` and `violations` there were.
-      mechanism: TFSPS_FAULT_OFF, which the core reads once: the control is a process of its own.
-      options: Of the harness.
+      module: The module of the harness. The last line of its output is JSON: the numbers of `kills` and `violations`.
+      mechanism: The value of TFSPS_FAULT_OFF. The core reads it once, so the control is a process of its own.
+      options: The arguments of the harness.
     """
     control = subprocess.run(
         [sys.executable, "-m", module, *options],

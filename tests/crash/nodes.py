@@ -1,12 +1,12 @@
 """python -m tests.crash.nodes [--kills 60]: kills ranks while nodes with sharded tables make a step together.
 
-A job of several nodes trains a sharded table and a replicated one. One of its ranks is killed, at a named fault point
-or at a random instant; the job is started again under the same name, must find all nodes at one step with the tables
-of a job that was never killed, bit for bit, and trains on until the next kill. A control without the vote must find
-nodes that disagree.
+A job of several nodes trains a sharded table and a replicated one. The harness kills one of its ranks at a named fault
+point or at a random time, and starts the job again under the same name. The job must find all nodes at one step, with
+the tables of a job that was never killed, bit for bit. It then trains until the next kill. A control without the vote
+must find nodes that disagree.
 
-Then ranks look ahead, with delays between the steps of every write: tables must be those of a job that does not. A
-control whose owners send rows ahead that a step may change must find others.
+After that, ranks look ahead, with delays between the phases of every write. The tables must equal those of a job that
+does not look ahead. In a control, owners send rows ahead that a step may change; its tables must differ.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ sys.path[1:1] = [str(_TESTS / "multirank")]  # ranks are started by its module `
 from launch import launched  # noqa: E402  (see above)
 
 HOSTS = ("localhost:1,127.0.0.1:1", "localhost:1,127.0.0.1:1,127.0.0.2:1")
-STEPS = 60  # of a job; then another one begins
+STEPS = 60  # steps of a job; then another job begins
 STEPS_OF_A_RUN = 12
-# Those that a step passes, with the highest passage at which a rank is killed.
+# The points that a step passes, with the highest passage at which a rank is killed.
 ONCE_PER_STEP = (
     "begin.undo_valid",
     "begin.odd",
@@ -61,7 +61,7 @@ OF_TIERS = {
     "record_store_entered_one": 60,
 }
 _TIMEOUT_S = 40
-# Of the build with fault points, wherever that is.
+# The path of the library and of these tests; the library is the build with fault points.
 _PYTHON_PATH = os.pathsep.join(
     [str(Path(tf_sparse_ps.__path__[0]).parent), str(_TESTS.parent), str(_TESTS / "multirank")]
 )
@@ -71,25 +71,25 @@ class Job:
     """A named job and its tables.
 
     Attributes:
-      nodes: A rank each.
-      storage: Of its sharded table, "memory" or "tiered".
-      acknowledged: The last step that a rank has said to be made.
+      nodes: The number of nodes. Each has one rank.
+      storage: The storage of its sharded table, "memory" or "tiered".
+      acknowledged: The last step that a rank has reported as made.
     """
 
     def __init__(self, folder: Path, name: str, hosts: str, storage: str) -> None:
         self.nodes, self.storage = hosts.count(":"), storage
         self.acknowledged = 0
         self._name, self._hosts, self._tables, self._disk = name, hosts, folder / "tables", folder / "disk"
-        for one in (self._tables, self._disk):
-            one.mkdir(exist_ok=True)
+        for path in (self._tables, self._disk):
+            path.mkdir(exist_ok=True)
 
     def run(self, victim: int = -1, how: str = "0", steps: int = STEPS_OF_A_RUN) -> str:
-        """Runs it once; returns what it has printed.
+        """Runs the job once, and returns its output.
 
         Args:
-          victim: The rank that is killed; -1: none, and tables are told after every step.
-          how: As the program takes it.
-          steps: To make.
+          victim: The rank that is killed; -1: none, and the ranks report their tables after every step.
+          how: How the rank is killed, as an argument of the program.
+          steps: The number of steps to make.
         """
         environment = {
             "PYTHONPATH": _PYTHON_PATH,
@@ -106,13 +106,13 @@ class Job:
 
 
 @dataclasses.dataclass
-class Found:
-    """What a run of the harness has found.
+class Result:
+    """The results of a run of the harness.
 
     Attributes:
-      kills: Of ranks.
-      undecided: Kills that left a step undecided on some node.
-      wrong: What is no state of a job that was never killed.
+      kills: The number of killed ranks.
+      undecided: The number of kills that left a step undecided on some node.
+      wrong: Descriptions of states that a job without kills does not have.
     """
 
     kills: int = 0
@@ -121,12 +121,14 @@ class Found:
 
 
 def held(output: str) -> dict[tuple[int, int], str]:
-    """What nodes have said to hold: content, by node and step."""
-    return {(int(n), int(step)): what for n, step, what in re.findall(r"node (\d+) has step (\d+): (\w+)", output)}
+    """Returns the reported content by node and step."""
+    return {
+        (int(n), int(step)): content for n, step, content in re.findall(r"node (\d+) has step (\d+): (\w+)", output)
+    }
 
 
 def plans(rng: random.Random) -> Iterator[str]:
-    """How ranks are killed: at every point and at random instants, by turns."""
+    """Yields the ways to kill a rank: every fault point and random times take turns."""
     while True:
         for point, highest in (POINTS | OF_TIERS).items():
             yield f"{point}:{rng.randint(1, highest)}"
@@ -135,31 +137,31 @@ def plans(rng: random.Random) -> Iterator[str]:
 
 def sealed(folder: Path) -> bool:
     """Whether a group of the job has an undecided step."""
-    groups = [one.parent for one in (folder / "tables").glob("*/group")]
-    return any(_table.Group.open(str(one)).info()["sealed"] is not None for one in groups)
+    groups = [folder_of_group.parent for folder_of_group in (folder / "tables").glob("*/group")]
+    return any(_table.Group.open(str(folder_of_group)).info()["sealed"] is not None for folder_of_group in groups)
 
 
-def run(kills: int, seed: int) -> Found:
-    """Kills ranks until `kills` are dead, or something is wrong.
+def run(kills: int, seed: int) -> Result:
+    """Kills ranks until `kills` are dead, or a state is wrong.
 
-    With TFSPS_FAULT_OFF=vote it is a control: leaders publish without having voted.
+    With TFSPS_FAULT_OFF=vote the run is a control: leaders publish without a vote.
     """
-    found, rng = Found(), random.Random(seed)
+    result, rng = Result(), random.Random(seed)
     how = plans(rng)
     expected: dict[tuple[int, str], dict[tuple[int, int], str]] = {}
     with tqdm(total=kills, desc="kills", unit="kill", delay=2, disable=None) as bar:
         number = 0
-        while found.kills < kills and not found.wrong:
+        while result.kills < kills and not result.wrong:
             hosts, storage = HOSTS[number % 2], ("memory", "tiered")[number // 2 % 2]
             with tempfile.TemporaryDirectory(prefix="tsps-nodes-", dir="/dev/shm") as folder:
                 job = Job(Path(folder), f"crash{number}", hosts, storage)
                 case = (job.nodes, storage)
                 if case not in expected:
-                    with tempfile.TemporaryDirectory(prefix="tsps-nodes-", dir="/dev/shm") as other:
-                        expected[case] = held(Job(Path(other), "reference", hosts, storage).run(steps=STEPS))
-                _kill_until_the_end(job, Path(folder), how, expected[case], rng, kills, found, bar)
+                    with tempfile.TemporaryDirectory(prefix="tsps-nodes-", dir="/dev/shm") as reference_folder:
+                        expected[case] = held(Job(Path(reference_folder), "reference", hosts, storage).run(steps=STEPS))
+                _kill_until_the_end(job, Path(folder), how, expected[case], rng, kills, result, bar)
             number += 1
-    return found
+    return result
 
 
 def _kill_until_the_end(
@@ -169,7 +171,7 @@ def _kill_until_the_end(
     expected: dict[tuple[int, int], str],
     rng: random.Random,
     kills: int,
-    found: Found,
+    result: Result,
     bar: tqdm,
 ) -> None:
     while job.acknowledged < STEPS - STEPS_OF_A_RUN:
@@ -178,35 +180,35 @@ def _kill_until_the_end(
         begun = held(output)
         problems = _problems(begun, expected, job.nodes, last)
         if problems:
-            found.wrong += [*problems, output[-3000:]]
+            result.wrong += [*problems, output[-3000:]]
             return
         if output.count("rank is done") < job.nodes:
-            found.kills += 1
-            found.undecided += sealed(folder)
+            result.kills += 1
+            result.undecided += sealed(folder)
             bar.update()
-        if found.kills >= kills:
+        if result.kills >= kills:
             break
     last = job.acknowledged
-    found.wrong += _problems(held(job.run(steps=1)), expected, job.nodes, last)
+    result.wrong += _problems(held(job.run(steps=1)), expected, job.nodes, last)
 
 
 def _problems(
     begun: dict[tuple[int, int], str], expected: dict[tuple[int, int], str], nodes: int, last: int
 ) -> list[str]:
-    """What is wrong with what nodes hold when a job begins.
+    """Returns the faults of the content of nodes when a job begins.
 
     Args:
-      begun: As they have said.
-      expected: Of a job that was never killed.
-      nodes: Of the job.
-      last: The last step that a rank knew to be made.
+      begun: The reported content by node and step.
+      expected: The content of a job that was never killed.
+      nodes: The number of nodes.
+      last: The last step that a rank has reported as made.
     """
-    first: dict[int, int] = {}
+    first_step: dict[int, int] = {}
     for node, step in begun:
-        first[node] = min(step, first.get(node, step))
-    if len(first) < nodes or len(set(first.values())) != 1:
-        return [f"after step {last} nodes begin at steps {first}"]
-    (step,) = set(first.values())
+        first_step[node] = min(step, first_step.get(node, step))
+    if len(first_step) < nodes or len(set(first_step.values())) != 1:
+        return [f"after step {last}, nodes begin at steps {first_step}"]
+    (step,) = set(first_step.values())
     wrong = [f"step {step} is not step {last}, which was made"] if step < last else []
     return wrong + [
         f"step {step} of node {node}: {begun[node, step]}, not {expected[node, step]}"
@@ -216,10 +218,10 @@ def _problems(
 
 
 def looks_ahead(control: str = "") -> str:
-    """Trains tables that look ahead; returns what ranks have printed if they are wrong, or nothing.
+    """Trains tables that look ahead. Returns the ranks' output if the tables are wrong, otherwise "".
 
     Args:
-      control: TFSPS_FAULT_OFF.
+      control: The value of TFSPS_FAULT_OFF.
     """
     environment = {"PYTHONPATH": _PYTHON_PATH, "TFSPS_FAULT_DELAY": "100", "TFSPS_FAULT_OFF": control}
     with launched("sharded_ahead_program.py", "100,20", hosts=HOSTS[0], ranks=2, env=environment) as job:
@@ -228,20 +230,20 @@ def looks_ahead(control: str = "") -> str:
 
 
 def main() -> int:
-    """Runs the harness, and its controls, which must find something."""
+    """Runs the harness, and its controls, which must find violations."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.nodes", description=__doc__)
     parser.add_argument("--kills", type=int, default=140, help="of ranks, half of them at named points (default: 140)")
-    parser.add_argument("--seed", type=int, default=1, help="of the instants (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random times (default: 1)")
     parser.add_argument("--control", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    found = run(arguments.kills, arguments.seed)
+    result = run(arguments.kills, arguments.seed)
     if arguments.control:
-        print(json.dumps({"kills": found.kills, "violations": len(found.wrong)}))
+        print(json.dumps({"kills": result.kills, "violations": len(result.wrong)}))
         return 0
-    print(f"{found.kills} kills, {found.undecided} of which left an undecided step; {len(found.wrong)} violations")
-    for problem in found.wrong:
+    print(f"{result.kills} kills, {result.undecided} of which left an undecided step; {len(result.wrong)} violations")
+    for problem in result.wrong:
         print(f"  {problem}")
-    failed = int(bool(found.wrong))
+    failed = int(bool(result.wrong))
     options = ["--control", "--kills", str(arguments.kills), "--seed", str(arguments.seed)]
     failed += not controls.is_noticed("tests.crash.nodes", "vote", options)
     wrong = looks_ahead()

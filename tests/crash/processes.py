@@ -1,5 +1,7 @@
-"""The processes that the harness starts: a writer that steps until it is killed; a reader and a scanner that check; one
-that looks up rows on disk, which all processes then find in shared memory, until it is killed in the middle of it.
+"""The processes that the harness starts.
+
+The writer makes steps until it is killed. The reader and the scanner check the tables. The looker looks up rows on
+disk, which all processes then find in shared memory, until it is killed.
 
 python -m tests.crash.processes writer|reader|scanner|looker GROUP [UNTOUCHED]
 """
@@ -19,7 +21,7 @@ from tf_sparse_ps.errors import UnavailableError
 
 
 def write(path: Path) -> None:
-    """Steps for ever, and says after each step which one it was."""
+    """Makes steps without end, and prints the number of each."""
     group = Group.open(path, "r+")
     group.erase(group.step)
     os.write(1, b"%d\n" % group.step)
@@ -28,24 +30,24 @@ def write(path: Path) -> None:
 
 
 def read(path: Path, untouched: Path) -> None:
-    """Reads and checks until something comes on its standard input; then reports as JSON."""
+    """Reads and checks until its standard input has data, and then reports as JSON."""
     group = Group.open(path, "r")
     expectation = Expectation(Group.open(untouched, "r"))
     reads, last, backwards = 0, 0, 0
     wrong: list[str] = []
     while not select.select([0], [], [], 0)[0]:
-        step, found = expectation.check_read(group)
+        step, faults = expectation.check_read(group)
         reads += 1
         backwards += step < last
         last = step
-        wrong += found
+        wrong += faults
         if len(wrong) > 1000:
             break
     print(json.dumps({"reads": reads, "backwards": backwards, "violations": len(wrong), "first": wrong[:5]}))
 
 
 def scan(path: Path, untouched: Path) -> None:
-    """The same, by scans: most of them outlive a writer."""
+    """Does the same by scans. Most scans outlive a writer."""
     group = Group.open(path, "r")
     expectation = Expectation(Group.open(untouched, "r"))
     scans, wrong = 0, list[str]()
@@ -53,14 +55,14 @@ def scan(path: Path, untouched: Path) -> None:
         try:
             wrong += expectation.check_scans(group)
             scans += 1
-        except UnavailableError as error:  # a scan in place, behind a dead writer, when the next one comes
+        except UnavailableError as error:  # its writer died, and the next one changed rows
             if "changed while it was read" not in str(error):
                 raise
     print(json.dumps({"reads": scans, "backwards": 0, "violations": len(wrong), "first": wrong[:5]}))
 
 
 def look(path: Path) -> None:
-    """Looks up rows of the table that is partly on disk, for ever."""
+    """Looks up rows of the partly stored table without end."""
     group = Group.open(path, "r")
     table, draw = group.tables["far"], np.random.default_rng()
     os.write(1, b"begun\n")
@@ -68,7 +70,7 @@ def look(path: Path) -> None:
         last = (group.step + 2) * FAR_NEW
         try:
             table.lookup(draw.integers(0, last, 200))
-        except UnavailableError:  # a writer was killed in the middle of something, and no other one has begun
+        except UnavailableError:  # a writer was killed in the middle of a mutation, and the next one has not started
             continue
 
 

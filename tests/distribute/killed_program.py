@@ -1,4 +1,4 @@
-"""One worker of the sharing and failure tests: trains a table of some size, reports, then trains on until it ends.
+"""A worker of the sharing and failure tests. It trains a table, reports, and trains until it is ended.
 
 Argument: the folder for results.
 """
@@ -20,7 +20,7 @@ ROWS, DIM, STEPS = 50_000, 32, 10
 
 
 def mapped_kib(group: str) -> dict[str, int]:
-    """Sums of Rss and Pss over this process's mappings of the group's files, in KiB."""
+    """Returns the sums of Rss and Pss over this process's mappings of the group's files, in KiB."""
     sums, inside = {"Rss": 0, "Pss": 0}, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split()
@@ -32,7 +32,7 @@ def mapped_kib(group: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Trains every row, reports, and trains on."""
+    """Trains every row, reports, and continues to train."""
     folder = Path(sys.argv[1])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
@@ -55,7 +55,7 @@ def main() -> None:
     share = ROWS // STEPS
     for i in range(STEPS):
         step(tf.range(i * share, (i + 1) * share, dtype=tf.int64))
-    # Reads everything, so that every worker has every page in its map.
+    # Reads everything, so that every worker maps every page.
     layer(tf.range(ROWS, dtype=tf.int64))
     job.collectives.barrier("test.read")
     report = {"pid": os.getpid(), "group": job.group_path, "mapped": mapped_kib(job.group_path)}
@@ -63,7 +63,7 @@ def main() -> None:
     job.collectives.barrier("test.reported")
     for i in itertools.count():
         step(tf.range(100, dtype=tf.int64))
-        if i == 20:  # well into training
+        if i == 20:  # training is well under way
             print(f"READY {job.rank}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The training of these tests, in a loop under a strategy and in `fit`; for the programs."""
+"""The training of these tests, for their programs: in a custom loop under a strategy, and in `fit`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def train(
     placement: Any = "replicated",
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains tables and dense weights with the batches of tests/multirank; returns first and last values.
+    """Trains tables and dense weights with the batches of tests/multirank. Returns first and last values.
 
     Args:
-      strategy: Replica r sees the batches of rank r.
-      kind: Of the wrapped optimizer.
-      reduction: `sparse_reduction`.
-      steps: How many.
+      strategy: The strategy. Replica r gets the batches of rank r.
+      kind: The wrapped optimizer.
+      reduction: The value of `sparse_reduction`.
+      steps: The number of steps.
       tape: "plain" or "distributed".
-      eager: Without a tf.function.
-      clip: `global_clipnorm`.
-      placement: Of the tables, but the third, which is replicated.
-      options: Of DistributedOptimizer.
+      eager: Whether to train without a tf.function.
+      clip: The value of `global_clipnorm`.
+      placement: The placement of all tables except the third, which is replicated.
+      options: The options of DistributedOptimizer.
     """
     with strategy.scope():
         tables = []
@@ -57,7 +57,7 @@ def train(
         with tsps.DistributedGradientTape(recorded) if tape == "distributed" else recorded as recording:
             loss = tf.add_n([0.5 * tf.reduce_sum((w - t) ** 2) for w, t in zip(dense, dense_targets, strict=True)])
             for t, layer in enumerate(tables):
-                # Called twice: keys repeat between the calls, and must count once.
+                # The layer is called twice. Keys that both calls contain must count once.
                 half = tf.shape(ids[t])[0] // 2
                 for part in (slice(None, half), slice(half, None)):
                     loss += 0.5 * tf.reduce_sum((layer(ids[t][part]) - targets[t][part]) ** 2)
@@ -74,7 +74,10 @@ def train(
         ranks = [batches.batch(i, rank) for rank in range(strategy.num_replicas_in_sync)]
         step(
             *(
-                [_of_replicas(strategy, [getattr(one, field)[k] for one in ranks]) for k in range(n)]
+                [
+                    _of_replicas(strategy, [getattr(batch_of_rank, field)[k] for batch_of_rank in ranks])
+                    for k in range(n)
+                ]
                 for field, n in (("ids", len(tables)), ("targets", len(tables)), ("dense_targets", len(dense)))
             )
         )
@@ -91,7 +94,14 @@ def _of_replicas(strategy: Any, values: list[np.ndarray]) -> Any:
 
 
 def fit(strategy: Any, ours: bool, steps_per_execution: int = 1, placement: Any = "replicated") -> dict[str, Any]:
-    """`fit` of a small model: with a table and our optimizer, or Keras's own, which must do the same."""
+    """Trains a small model by `fit`, with a table and DistributedOptimizer or with Keras alone. Both must do the same.
+
+    Args:
+      strategy: The strategy.
+      ours: Whether to use a table and DistributedOptimizer.
+      steps_per_execution: The argument of `compile`.
+      placement: The placement of the table.
+    """
     random = np.random.default_rng(0)
     ids, targets = random.integers(0, 50, (48, 3)), random.normal(size=(48, 1)).astype("float32")
     with strategy.scope():
@@ -102,7 +112,7 @@ def fit(strategy: Any, ours: bool, steps_per_execution: int = 1, placement: Any 
         outputs = keras.layers.Dense(1, kernel_initializer=start)(keras.layers.Flatten()(layer(inputs)))
         model = keras.Model(inputs, outputs)
         optimizer = keras.optimizers.SGD(0.5)
-        if ours:  # the mean over ranks is what Keras makes of a table
+        if ours:  # Keras takes the mean over ranks
             optimizer = tsps.DistributedOptimizer(optimizer, sparse_reduction="average")
         model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
     callbacks = [tsps.callbacks.BroadcastVariables(), tsps.callbacks.MetricAverage()] if ours else []

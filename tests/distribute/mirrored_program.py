@@ -20,7 +20,7 @@ import tf_sparse_ps as tsps  # noqa: E402
 
 
 def main() -> None:
-    """Runs everything that the tests look at."""
+    """Runs everything that the tests check."""
     folder = Path(sys.argv[1])
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     runs = {

@@ -1,4 +1,4 @@
-"""What must be refused under a strategy of several replicas in one process; for a program."""
+"""Uses that a strategy of several replicas in one process must refuse, for a program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ keras = tf.keras
 
 
 def outcomes(strategy: Any) -> dict[str, str]:
-    """Type and text of the error that each way ends in."""
+    """Returns the type and text of each use's error."""
     with strategy.scope():
         table = tsps.Embedding(None, 4)
         table.build(None)
@@ -78,11 +78,11 @@ def outcomes(strategy: Any) -> dict[str, str]:
     }
     if int(getattr(keras, "__version__", "2").split(".")[0]) == 2:
         ways["legacy"] = scoped(lambda: tsps.DistributedOptimizer(keras.optimizers.legacy.SGD(0.1)))
-    found = {}
+    errors_by_use = {}
     for name, way in ways.items():
         try:
             way()
-            found[name] = "no error"
+            errors_by_use[name] = "no error"
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            errors_by_use[name] = f"{type(error).__name__}: {error}"
+    return errors_by_use

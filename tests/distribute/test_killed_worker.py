@@ -1,4 +1,4 @@
-"""Workers of one node share one copy of the tables; one that is killed ends the other, which names it."""
+"""Workers of one node share one copy of the tables. If one is killed, the other ends and names it."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ EMBEDDING_BYTES = 50_000 * 32 * 4
 def test_a_killed_worker_ends_the_other_which_names_it(killed: int) -> None:
     with started("killed_program.py", nodes=[0, 0]) as job:
         job.wait_for("READY", LONGEST_S, count=2)
-        found = [json.loads((job.folder / f"report-{rank}.json").read_text()) for rank in (0, 1)]
-        group = Path(found[0]["group"])
-        assert found[1]["group"] == found[0]["group"]
+        reports = [json.loads((job.folder / f"report-{rank}.json").read_text()) for rank in (0, 1)]
+        group = Path(reports[0]["group"])
+        assert reports[1]["group"] == reports[0]["group"]
         blocks = sum(path.stat().st_blocks * 512 for path in group.rglob("*") if path.is_file())
-        pss = sum(one["mapped"]["Pss"] for one in found) * 1024
+        pss = sum(report["mapped"]["Pss"] for report in reports) * 1024
         print(f"summed PSS {pss} = {pss / blocks:.3f} x the group's {blocks} bytes")
         assert pss <= 1.02 * blocks
-        assert min(one["mapped"]["Rss"] for one in found) * 1024 >= EMBEDDING_BYTES
+        assert min(report["mapped"]["Rss"] for report in reports) * 1024 >= EMBEDDING_BYTES
         at = time.monotonic()
         job.processes[killed].kill()
         status = job.processes[1 - killed].wait(LONGEST_S)
         print(f"the other ended {time.monotonic() - at:.1f} s later, with status {status}")
         assert status != 0
         job.wait(LONGEST_S)
-        pid = found[killed]["pid"]
-        # By the watch, or by the merge that waited for it.
-        said = (
+        pid = reports[killed]["pid"]
+        # The watch finds the death, or a merge that waits for the rank.
+        patterns = (
             rf"rank 1: (the leader of node 0|rank 0) \(pid {pid}\) died (after|in) step \d+",
             rf"rank 0: rank 1 (of node 0 )?\(pid {pid}\) died in step \d+",
         )[killed]
-        assert re.search(said, job.output), job.output
+        assert re.search(patterns, job.output), job.output

@@ -1,4 +1,4 @@
-"""Two replicas in one process are two ranks of the reference, `fit` does what Keras does, the rest is refused."""
+"""Two replicas in one process equal two ranks of the reference, `fit` equals Keras, and other uses are refused."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ KERAS_3 = int(getattr(tf.keras, "__version__", "2").split(".")[0]) >= 3
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     tables = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
-    made = Path(tempfile.mkdtemp(prefix="tsps-test-"))
+    results_folder = Path(tempfile.mkdtemp(prefix="tsps-test-"))
     try:
-        done = ForkServer.of_this_process().run(HERE / "mirrored_program.py", environment(tables), [str(made)])
+        done = ForkServer.of_this_process().run(
+            HERE / "mirrored_program.py", environment(tables), [str(results_folder)]
+        )
         assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-15000:]
-        assert list(tables.glob("*-n*")) == [], "the process left its group behind"
-        yield made
+        assert list(tables.glob("*-n*")) == [], "the process must delete its group"
+        yield results_folder
     finally:
         shutil.rmtree(tables, ignore_errors=True)
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(results_folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -58,23 +60,23 @@ def results(folder: Path) -> Results:
 )
 def test_two_replicas_equal_two_ranks_of_the_reference(results: Results, name: str, steps: int) -> None:
     kind, reduction = name.split("-")
-    (found,) = results[name]
-    error = largest_error(simulate(kind, reduction, steps, found, [[0], [1]]), found)
+    (arrays,) = results[name]
+    error = largest_error(simulate(kind, reduction, steps, arrays, [[0], [1]]), arrays)
     print(f"{name}, {steps} steps: {error:.2e} of the largest weight")
     assert error <= TOLERANCE[kind]
 
 
 def test_replicas_that_count_as_one_rank_miss_the_reference(results: Results) -> None:
-    # The control: key counts of one rank only.
-    (found,) = results["sgd-frequency"]
-    assert largest_error(simulate("sgd", "sum", batches.STEPS, found, [[0], [1]]), found) > 1e-2
+    # The control counts keys of one rank only.
+    (arrays,) = results["sgd-frequency"]
+    assert largest_error(simulate("sgd", "sum", batches.STEPS, arrays, [[0], [1]]), arrays) > 1e-2
 
 
 def test_fit_equals_keras_under_the_same_strategy(results: Results) -> None:
-    (ours,), (theirs,) = results["ours"], results["keras"]
-    for name, expected in theirs.items():
-        np.testing.assert_allclose(ours[name], expected, rtol=2e-5, atol=2e-6, err_msg=name)
-    assert ours["losses"][-1] < ours["losses"][0]
+    (tsps_arrays,), (keras_arrays,) = results["ours"], results["keras"]
+    for name, expected in keras_arrays.items():
+        np.testing.assert_allclose(tsps_arrays[name], expected, rtol=2e-5, atol=2e-6, err_msg=name)
+    assert tsps_arrays["losses"][-1] < tsps_arrays["losses"][0]
 
 
 @pytest.mark.parametrize(
@@ -93,13 +95,13 @@ def test_fit_equals_keras_under_the_same_strategy(results: Results) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(folder: Path, way: str, words: list[str]) -> None:
-    said = json.loads((folder / "refusals.json").read_text())[way]
+    message = json.loads((folder / "refusals.json").read_text())[way]
     for word in words:
-        assert word in said, said
+        assert word in message, message
 
 
 def test_tf_distribute_without_a_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod_setup, "is_initialised", lambda: False)  # another test may have
+    monkeypatch.setattr(horovod_setup, "is_initialised", lambda: False)  # another test may have initialised Horovod
     with pytest.raises(ValueError, match=r"strategy\.scope\(\)"):
         tsps.DistributedOptimizer("sgd", collectives="tf.distribute")
     with pytest.raises(ValueError, match=r"tf\.distribute"):

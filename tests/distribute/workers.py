@@ -1,4 +1,4 @@
-"""Starts workers of a MultiWorkerMirroredStrategy on this machine, and cleans up whatever happens."""
+"""Starts workers of a MultiWorkerMirroredStrategy on this machine, and always cleans up."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ class Workers:
     """Running workers.
 
     Attributes:
-      folder: For the program's results; its last argument.
-      tables: One folder of tables per node.
-      processes: In the order of their task ids.
+      folder: The folder for the program's results, which is its last argument.
+      tables: One folder of tables for each node.
+      processes: The processes in the order of their task ids.
     """
 
     def __init__(self, folder: Path, tables: list[Path], processes: list[ForkedProcess]) -> None:
         """Starts to collect the output."""
         self.folder, self.tables, self.processes = folder, tables, processes
         self._lines: list[str] = []
-        self._readers = [threading.Thread(target=self._read, args=(one,), daemon=True) for one in processes]
+        self._readers = [threading.Thread(target=self._read, args=(process,), daemon=True) for process in processes]
         for reader in self._readers:
             reader.start()
 
     @property
     def output(self) -> str:
-        """What all workers have printed so far, the last part of it."""
+        """The last part of the output of all workers."""
         return "".join(list(self._lines))[-20000:]
 
     def wait(self, timeout_s: float) -> list[int]:
-        """Waits for the end of all workers and returns their statuses.
+        """Waits for the end of all workers and returns their exit statuses.
 
         Raises:
-          TimeoutError: With the output.
+          TimeoutError: Some workers still run. The text contains the output.
         """
         deadline = time.monotonic() + timeout_s
         try:
-            statuses = [one.wait(max(0.1, deadline - time.monotonic())) for one in self.processes]
+            statuses = [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"workers still run after {timeout_s} s:\n{self.output}") from None
         for reader in self._readers:
@@ -61,7 +61,7 @@ class Workers:
         """Waits until `text` has been printed `count` times.
 
         Raises:
-          TimeoutError: With the output.
+          TimeoutError: The text was not printed. The message contains the output.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and any(reader.is_alive() for reader in self._readers):
@@ -77,7 +77,7 @@ class Workers:
 
 
 def environment(tables: Path) -> dict[str, str]:
-    """Of a program of this folder."""
+    """Returns the environment of a program of this folder."""
     paths = [REPOSITORY, HERE, REPOSITORY / "tests" / "multirank"]
     return {
         **{name: value for name, value in os.environ.items() if name not in ("TFSPS_JOB", "TF_CONFIG")},
@@ -90,13 +90,13 @@ def environment(tables: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(program: str, *args: str, nodes: Sequence[int], env: dict[str, str] | None = None) -> Iterator[Workers]:
-    """Runs `program` of this folder as the workers of a cluster; ends and removes what is left of it afterwards.
+    """Runs `program` of this folder as the workers of a cluster. Afterwards it ends them and deletes their files.
 
     Args:
-      program: A file beside this one; called with `args` and the folder for results.
-      args: First arguments.
-      nodes: Of each worker: workers of one node have one folder of tables.
-      env: Added to the environment.
+      program: A file in this folder. It is called with `args` and the folder for results.
+      args: The first arguments.
+      nodes: The node of each worker. Workers of one node share a folder of tables.
+      env: Variables to add to the environment.
     """
     tables = [Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm")) for _ in range(max(nodes) + 1)]
     folder = Path(tempfile.mkdtemp(prefix="tsps-test-"))
@@ -105,19 +105,19 @@ def started(program: str, *args: str, nodes: Sequence[int], env: dict[str, str] 
     try:
         for number, node in enumerate(nodes):
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
-            its_own = {**environment(tables[node]), "TF_CONFIG": json.dumps(config), **(env or {})}
+            worker_environment = {**environment(tables[node]), "TF_CONFIG": json.dumps(config), **(env or {})}
             server = ForkServer.of_this_process()
-            processes.append(server.start(HERE / program, [*args, str(folder)], its_own))
+            processes.append(server.start(HERE / program, [*args, str(folder)], worker_environment))
         yield Workers(folder, tables, processes)
     finally:
-        for one in processes:
-            one.kill()
-        for one in processes:
-            one.wait(10)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait(10)
         for path in (folder, *tables):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _free_addresses(n: int) -> list[str]:
-    """Of ports that nobody uses at this moment."""
+    """Returns addresses with ports that are free at this moment."""
     return [f"127.0.0.1:{port}" for port in free_ports(n)]

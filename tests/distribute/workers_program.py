@@ -1,7 +1,7 @@
-"""One worker.
+"""The program of a worker.
 
-Arguments: "one" (all workers on one node), "nodes" (on several) or "sharded" (each on its own), a colon, and for "one"
-the names of runs, with commas between them; the folder for results.
+Arguments: "one" (all workers on one node), "nodes" (on several nodes) or "sharded" (each on its own node), a colon, and
+for "one" the names of runs with commas between them; the folder for results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ keras = tf.keras
 
 
 def operations(world: Any) -> dict[str, Any]:
-    """Every operation, on inputs that invite grappler to fold, merge or drop it; what came out, as lists."""
+    """Runs every operation on inputs that invite grappler to fold, merge or drop it. Returns the results as lists."""
     rank, size = world.rank, world.size
     total = tf.Variable(0.0)
 
@@ -36,14 +36,14 @@ def operations(world: Any) -> dict[str, Any]:
     def step() -> tf.Tensor:
         (constant,) = world.allreduce([tf.constant(2.0)], "t.constant", average=False)
         (same,) = world.allreduce([tf.constant(2.0)], "t.same", average=False)
-        world.allgather([tf.ones([rank, 2])], "t.unused")  # needed by nobody
+        world.allgather([tf.ones([rank, 2])], "t.unused")  # the result is unused
         if rank == 1:
-            total.assign_add(constant + same)  # needed on rank 1 only
+            total.assign_add(constant + same)  # only rank 1 uses the results
         return total.read_value()
 
     @tf.function
     def steps() -> tf.Tensor:
-        for _ in range(3):  # unrolled: one name three times in a graph
+        for _ in range(3):  # unrolled: one name occurs three times in a graph
             result = step()
         for _ in tf.range(2):
             result = step()
@@ -56,9 +56,9 @@ def operations(world: Any) -> dict[str, Any]:
         return gathered, summed, world.broadcast(values, 1, "t.unknown.sent")
 
     last = steps()
-    unknown = [[one.numpy().tolist() for one in unknown_sizes(tf.fill([n], rank + 1))] for n in (3, 0, 40, 3)]
-    whole = tf.fill([size * (size - 1) // 2, 2], 1.5 * rank)
-    rows, counts = world.alltoall(whole, tf.range(size), "t.alltoall")
+    unknown = [[tensor.numpy().tolist() for tensor in unknown_sizes(tf.fill([n], rank + 1))] for n in (3, 0, 40, 3)]
+    parts_of_ranks = tf.fill([size * (size - 1) // 2, 2], 1.5 * rank)
+    rows, counts = world.alltoall(parts_of_ranks, tf.range(size), "t.alltoall")
     ragged = [tf.fill([rank], rank), tf.fill([rank, 1], float(rank)), tf.zeros([0, 3]), tf.fill([1], rank == 1)]
     types = [tf.uint8, tf.int16, tf.uint32, tf.uint64, tf.float16, tf.bfloat16]
     subset = world.subset([0, size - 1])
@@ -71,16 +71,16 @@ def operations(world: Any) -> dict[str, Any]:
         "last": float(last),
         "unknown": unknown,
         "alltoall": [rows.numpy().tolist(), counts.numpy().tolist()],
-        "ragged": [one.numpy().tolist() for one in world.allgather(ragged, "t.ragged")],
+        "ragged": [tensor.numpy().tolist() for tensor in world.allgather(ragged, "t.ragged")],
         "means": [
-            one.numpy().tolist()
-            for one in world.allreduce([tf.constant([float(rank)]), tf.constant([1.0, rank], tf.float64)], "t.means")
+            tensor.numpy().tolist()
+            for tensor in world.allreduce([tf.constant([float(rank)]), tf.constant([1.0, rank], tf.float64)], "t.means")
         ],
         "sums": [
-            tf.cast(world.allreduce([tf.constant([200, rank], one)], f"t.{one.name}", average=False)[0], tf.int32)
+            tf.cast(world.allreduce([tf.constant([200, rank], dtype)], f"t.{dtype.name}", average=False)[0], tf.int32)
             .numpy()
             .tolist()
-            for one in types
+            for dtype in types
         ],
         "broadcast": world.broadcast(tf.constant([rank, -rank]), size - 1, "t.broadcast").numpy().tolist(),
         "bits": str(world.broadcast(tf.constant([float("nan"), -0.0, rank], tf.float16), 1, "t.bits").numpy().tolist()),
@@ -101,7 +101,7 @@ ONE_NODE: dict[str, dict[str, Any]] = {
 
 
 def one_node(strategy: Any) -> dict[str, dict[str, Any]]:
-    """The workers share tables."""
+    """Runs the cases in which all workers share tables."""
     names = sys.argv[1].partition(":")[2].split(",")
     runs = {
         name: loops.train(strategy, *name.split("-"), **options) for name, options in ONE_NODE.items() if name in names
@@ -119,12 +119,16 @@ def one_node(strategy: Any) -> dict[str, dict[str, Any]]:
 
 
 def begin_apart(strategy: Any, rank: int, *, graph: bool) -> list[Any]:
-    """A weight as the strategy makes it, and after each of two steps that begin with another value on each worker."""
+    """Trains a weight that has a different value on each worker.
+
+    Returns:
+      The weight after its creation, and the weight and the rows after each of two steps.
+    """
     with strategy.scope():
         table, weight = tsps.Embedding(2, 1, "zeros"), tf.Variable(1.0 + rank)
         table.build(None)
         optimizer = tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
-    found = [float(weight.values[0])]
+    values = [float(weight.values[0])]
     weight.values[0].assign(2.0 + rank)
 
     def replica_step() -> None:
@@ -137,15 +141,15 @@ def begin_apart(strategy: Any, rank: int, *, graph: bool) -> list[Any]:
     def step() -> None:
         strategy.run(replica_step)
 
-    one = tf.function(step) if graph else step
+    run_step = tf.function(step) if graph else step
     for _ in range(2):
-        one()
-        found.append([float(weight.values[0]), *np.asarray(table(tf.range(2))).ravel().tolist()])
-    return found
+        run_step()
+        values.append([float(weight.values[0]), *np.asarray(table(tf.range(2))).ravel().tolist()])
+    return values
 
 
 def several_nodes(strategy: Any) -> dict[str, dict[str, Any]]:
-    """Some share tables, and leaders talk to each other."""
+    """Runs the cases in which some workers share tables, and leaders exchange gradients."""
     return {
         "adagrad-frequency": loops.train(strategy, "adagrad", "frequency", 60),
         "sgd-average": loops.train(strategy, "sgd", "average", 20, topology="flat", clip=1e9),
@@ -154,7 +158,7 @@ def several_nodes(strategy: Any) -> dict[str, dict[str, Any]]:
 
 
 def sharded(strategy: Any) -> dict[str, dict[str, Any]]:
-    """Each worker has a part of some of the tables."""
+    """Runs the cases in which each worker has a part of some tables."""
     placement = tsps.Sharded()
     runs = {
         "adagrad-frequency": loops.train(strategy, "adagrad", "frequency", 40, placement=placement),
@@ -168,7 +172,7 @@ def sharded(strategy: Any) -> dict[str, dict[str, Any]]:
 
 
 def refused_beside_others(strategy: Any) -> str:
-    """The error of a sharded table, of workers that share a machine."""
+    """Returns the error of a sharded table when workers share a machine."""
     with strategy.scope():
         layer = tsps.Embedding(None, 4, placement=tsps.Sharded(), name="words")
         try:
@@ -187,24 +191,24 @@ def meet(folder: Path, name: str, world: Any) -> None:
 
 
 def main() -> None:
-    """Runs everything that the tests look at."""
+    """Runs everything that the tests check."""
     which, folder = sys.argv[1].partition(":")[0], Path(sys.argv[2])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         world = tsps.collectives.current()
-    found: dict[str, Any] = {} if which == "sharded" else {"operations": operations(world)}
+    report: dict[str, Any] = {} if which == "sharded" else {"operations": operations(world)}
     if which == "one":
-        found["sharded"] = refused_beside_others(strategy)
+        report["sharded"] = refused_beside_others(strategy)
     for name, arrays in {"one": one_node, "nodes": several_nodes, "sharded": sharded}[which](strategy).items():
         np.savez(folder / f"{name}-{world.rank}.npz", **arrays)
     variables = [tf.Variable(float(world.rank)), tf.Variable([world.rank, 7])]
     initial_sync.broadcast_variables(variables, 1, world)
     group = tsps.job.current()
     if which == "one":
-        found["apart"] = {"graph": begin_apart(strategy, world.rank, graph=True)}
-        found["apart"]["eager"] = begin_apart(strategy, world.rank, graph=False)
-    found |= {
-        "broadcast variables": [one.numpy().tolist() for one in variables],
+        report["apart"] = {"graph": begin_apart(strategy, world.rank, graph=True)}
+        report["apart"]["eager"] = begin_apart(strategy, world.rank, graph=False)
+    report |= {
+        "broadcast variables": [variable.numpy().tolist() for variable in variables],
         "places": [world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size],
         "group": group.group_path,
         "leaders": group.leaders,
@@ -213,12 +217,12 @@ def main() -> None:
     try:
         tsps.DistributedOptimizer("sgd", collectives="local")
     except ValueError as error:
-        found["local"] = str(error)
-    (folder / f"found-{world.rank}.json").write_text(json.dumps(found))
+        report["local"] = str(error)
+    (folder / f"found-{world.rank}.json").write_text(json.dumps(report))
     world.barrier("test.written")
-    if which == "nodes":  # what the others do not call ends with an error
-        # The first that fails aborts the others' operations, and TensorFlow may end them when a worker has ended. So
-        # nobody begins before all have left the barrier, and nobody ends before all have said their error.
+    if which == "nodes":  # an operation that the other ranks do not call ends with an error
+        # The first failing worker aborts the others' operations, and TensorFlow may end them when a worker has ended.
+        # So no worker begins before all have left the barrier, and none ends before all have reported their error.
         meet(folder, "left", world)
         os.environ["TFSPS_TIMEOUT_S"] = "3"
         try:

@@ -14,7 +14,7 @@ from pages import blocks
 
 
 def main() -> None:
-    """Runs the blocks as one module; a traceback names the page and the line in it."""
+    """Runs the blocks as one module. Tracebacks name the page and its lines."""
     page, program, folder = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     os.chdir(folder)
     names: dict[str, Any] = {"__name__": "__main__", "os": os}

@@ -1,4 +1,4 @@
-"""The documentation's pages: their blocks of code, their headings and links."""
+"""The pages of the documentation: their blocks of code, their headings and links."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Block:
     """A fenced block.
 
     Attributes:
-      language: Of the fence; empty: a drawing.
-      program: Which program of the page it is a part of: its title.
-      code: What stands in it.
-      line: Its first line's number in the page.
+      language: The language of the fence; empty: the block is a drawing.
+      program: The title of the page's program to which the block belongs.
+      code: The text of the block.
+      line: The number of its first line in the page.
       setup: Python that the page's source has before it, in comments `<!-- setup: ... -->`.
-      ranks: On how many ranks its program runs: `<!-- ranks: 2 -->`.
-      skipped: Why it is not run: `<!-- not run: ... -->`.
+      ranks: The number of ranks that run its program: `<!-- ranks: 2 -->`.
+      skipped: The reason why it is not run: `<!-- not run: ... -->`.
     """
 
     language: str
@@ -39,41 +39,41 @@ class Block:
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    """The blocks of a page in a language."""
-    text, found = page.read_text(), []
+    """Returns the blocks of a page in a language."""
+    text, page_blocks = page.read_text(), []
     for match in _FENCE.finditer(text):
-        said = dict.fromkeys(("setup", "ranks", "not run"), "")
+        values = dict.fromkeys(("setup", "ranks", "not run"), "")
         for name, value in re.findall(r"<!-- ([\w ]+): (.*) -->", match["comments"]):
-            said[name] += value + "\n"
+            values[name] += value + "\n"
         line = text.count("\n", 0, match.start("code")) + 1
-        found.append(
+        page_blocks.append(
             Block(
                 language=match["language"],
                 program=match["title"] or "",
                 code=match["code"],
                 line=line,
-                setup=said["setup"],
-                ranks=int(said["ranks"] or 1),
-                skipped=said["not run"].strip(),
+                setup=values["setup"],
+                ranks=int(values["ranks"] or 1),
+                skipped=values["not run"].strip(),
             )
         )
-    return [block for block in found if block.language == language]
+    return [block for block in page_blocks if block.language == language]
 
 
 def without_code(text: str) -> str:
-    """A page without what is code, in blocks and in lines."""
+    """Returns a page without code, in blocks and in lines."""
     return re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text))
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as MkDocs makes them."""
-    found: set[str] = set()
+    """Returns the anchors of a page's headings, as MkDocs makes them."""
+    anchors_of_page: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-        found.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip()))
-    return found
+        anchors_of_page.add(re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip()))
+    return anchors_of_page
 
 
 def links(page: Path) -> list[str]:
-    """What a page links to, or shows."""
+    """Returns the targets of a page's links and pictures."""
     return re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text()))

@@ -1,6 +1,6 @@
-"""One rank that runs README's example as it stands there, on data with something to learn, and reports what it did.
+"""One rank that runs README's example unchanged, on data with something to learn, and reports the result.
 
-Argument: the folder for results, RANK.json each.
+Argument: the folder for results, one RANK.json each.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps._compat import _keras
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-SAMPLES, FIELDS, IDS = 16_001, 26, 500  # an odd number, which two ranks cannot share
+SAMPLES, FIELDS, IDS = 16_001, 26, 500  # an odd number of samples, which two ranks cannot share equally
 
 
 def example() -> str:
-    """The first Python block of README."""
+    """Returns the first Python block of README."""
     blocks: list[str] = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
     return blocks[0]
 
 
 def main() -> None:
-    """Runs the example where `ids` and `labels` are."""
+    """Runs the example with `ids` and `labels`."""
     draw = np.random.default_rng(0)
     ids = draw.zipf(1.3, (SAMPLES, FIELDS)) % IDS + np.arange(FIELDS) * IDS
     labels = draw.normal(0, FIELDS**-0.5, FIELDS * IDS)[ids].sum(1).astype(np.float32)
-    ids[:, 0] = np.arange(SAMPLES)  # says which sample it is
+    ids[:, 0] = np.arange(SAMPLES)  # identifies the sample
     keys = np.unique(ids[:, 1:])
     report: dict[str, Any] = {}
-    rows: list[Any] = []  # of the keys, before training and after
+    rows: list[Any] = []  # of the keys, before and after training
 
     def fit(model: Any, x: Any, y: Any, **options: Any) -> Any:
         table = model.layers[0].bindings[0].reader()

@@ -1,4 +1,4 @@
-"""The pages: their code runs, their links lead somewhere, and their lists are those of the code."""
+"""The pages of the documentation: their code runs, their links are valid, and their lists agree with the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def id_of(page: Path) -> str:
 
 
 def ranks_of(page: Path) -> dict[str, int]:
-    """The programs of a page, in order, and on how many ranks each runs."""
+    """Returns the programs of a page, in order, and the number of ranks of each."""
     programs: dict[str, int] = {}
     for block in blocks(page, "python"):
         if not block.skipped:
@@ -40,7 +40,7 @@ def ranks_of(page: Path) -> dict[str, int]:
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=id_of)
 @pytest.mark.nightly
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
-    """Each program of a page in a process of its own, on as many ranks as the page says."""
+    """Each program of a page runs in its own process, on as many ranks as the page says."""
     tables = tmp_path / "tables"
     paths = os.pathsep.join([str(ROOT), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": paths, "TFSPS_DIR": str(tables), "TFSPS_TIMEOUT_S": "60"}
@@ -70,7 +70,7 @@ def test_skipped_blocks_have_a_reason(page: Path) -> None:
 
 # --- shell ---
 
-# Commands that a machine which runs the tests may lack.
+# Commands that a machine may lack on which tests run.
 ELSEWHERE = {"docker", "salloc", "scontrol", "srun", "mpirun", "horovodrun", "pip", "python", "tf-sparse-ps"}
 BUILTINS = {".", "cd", "export", "until"}
 SHELL_BLOCKS = [(page, block) for page in PAGES for block in blocks(page, "sh")]
@@ -79,7 +79,7 @@ SHELL_BLOCKS = [(page, block) for page in PAGES for block in blocks(page, "sh")]
 @pytest.mark.parametrize(("page", "block"), SHELL_BLOCKS, ids=[f"{p.stem}-{b.line}" for p, b in SHELL_BLOCKS])
 def test_shell_blocks_parse_and_name_what_exists(page: Path, block: Block) -> None:
     subprocess.run(["bash", "-n"], input=block.code, text=True, check=True)
-    titles = {one.program for one in blocks(page, "python")} | {"train.py"}
+    titles = {block_of_page.program for block_of_page in blocks(page, "python")} | {"train.py"}
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in block.code.splitlines():
         words = [word for word in shlex.split(re.sub(r"^\w+=\$\(", "", line)) if not re.fullmatch(r"\w+=.*", word)]
@@ -113,7 +113,7 @@ def test_links_and_anchors_resolve(page: Path) -> None:
 
 
 def named(navigation: object) -> list[str]:
-    """The pages of a navigation, at any depth."""
+    """Returns the pages of a navigation, at any depth."""
     if isinstance(navigation, str):
         return [navigation]
     values = navigation.values() if isinstance(navigation, dict) else navigation
@@ -140,7 +140,7 @@ def test_the_table_of_environment_variables_is_that_of_the_code() -> None:
 
 
 def test_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
-    # Literals that stand side by side are one text; arguments of C++'s Error() are joined likewise.
+    # Adjacent literals are one text. The arguments of C++'s Error() are joined in the same way.
     code = "\n".join(re.sub(r"\"\s*f?\"", "", source.read_text()) for source in SOURCES)
     messages = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
     assert len(messages) > 8

@@ -1,4 +1,4 @@
-"""Pages and docstrings keep the rules of writing that a program can check."""
+"""Pages and docstrings keep those rules of writing that a program can check."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COLUMNS = 100
 FIRST_SCREEN_LINES = 40
 WORDS_OF_DOCS = 35_000
 
-# How a docstring must not begin: a fragment about a thing that nobody has named, or a clause without a subject.
+# Docstrings must not begin with these: a fragment about something unnamed, or a clause without a subject.
 FRAGMENT = re.compile(
     r"(?:Of|What|As|Where|From now on|Within|Beside|Behind|By|Under|For what|That|Which|Whose|How it|It|There|This one|"
     r"The same|Likewise|Nothing)\b(?!-)"
 )
-# The field's word, and what was written in its place. Each pattern also has a text that it must find.
+# The field's word, and a pattern of the words that were written in its place. Each pattern must match an example.
 RETIRED = {
     "resume, continue": (r"\b(?:go|goes|going|gone) on\b(?! (?:disk|a device))", "training goes on"),
     "after": (r"\b(?:the batch|the rows?|those|what (?:is|comes)) behind\b", "the batch behind it"),
@@ -36,7 +36,7 @@ RETIRED = {
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """The line and the text of each docstring of a module."""
+    """Yields the line and the text of each docstring of a module."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -45,7 +45,7 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a page that can be wrapped: no code, no table, no picture, no set-up of a program."""
+    """Yields the lines of a page that can be wrapped: no code, table, picture or setup of a program."""
     in_code = False
     for number, line in enumerate(path.read_text().splitlines(), 1):
         in_code ^= line.lstrip().startswith("```")
@@ -66,20 +66,20 @@ def test_docstrings_begin_with_a_thing_or_a_verb() -> None:
 @pytest.mark.parametrize("instead", RETIRED)
 def test_retired_words_do_not_occur(instead: str) -> None:
     pattern, example = RETIRED[instead]
-    wanted = re.compile(pattern, re.IGNORECASE)
-    assert wanted.search(example), "the pattern finds nothing"
+    retired_words = re.compile(pattern, re.IGNORECASE)
+    assert retired_words.search(example), "the pattern finds nothing"
     hits = [
         f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}"
         for path in [*TEXTS, *SOURCES]
         for text in [path.read_text()]
-        for match in wanted.finditer(text)
+        for match in retired_words.finditer(text)
     ]
     assert not hits, f"write: {instead}\n" + "\n".join(hits)
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_pages_are_wrapped(page: Path) -> None:
-    # A link cannot be broken; a line that is one link, in a list or not, may be longer.
+    # A link cannot be broken, so a line that is only a link, in a list or not, may be longer.
     wide = [
         f"{page.name}:{number}: {len(line)} columns"
         for number, line in prose(page)

@@ -1,4 +1,4 @@
-"""README's example is run, on one rank and on two; README's figures are those of the pages that it names."""
+"""README's example runs on one rank and on two. README's table shows the measured figures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def check(report: dict[str, Any]) -> None:
-    """The model has learnt, and so have its rows."""
+    """Fails unless the model and its rows have learnt."""
     assert report["loss"] < 0.5 * report["variance"]
-    assert report["moved"] > 0.5  # of a row's initial size
+    assert report["moved"] > 0.5  # relative to a row's initial size
 
 
 def test_the_example_learns_on_one_rank(tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_the_example_says_shard() -> None:
 
 
 def test_the_table_is_that_of_the_measured_figures() -> None:
-    """One file, written by one command, holds every figure."""
+    """One command measures all figures, and writes them to one file."""
     table = readme.table(json.loads(readme.FIGURES.read_text()))
     assert README.read_text() == readme.with_table(README.read_text(), table)

@@ -1,4 +1,4 @@
-"""The page on restarts, word for word: a rank and the launcher are killed, and its command goes on."""
+"""The page on restarts, word for word: a rank and the launcher are killed, and the page's command resumes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tf_sparse_ps.checkpoints import array_file, directory, stored_checkpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 
 PAGE = DOCS / "checkpoints.md"
-(PROGRAM,) = [one.code for one in blocks(PAGE, "python") if not one.program]
-(COMMAND,) = [one.code for one in blocks(PAGE, "sh") if one.code.startswith("until ")]
+(PROGRAM,) = [block.code for block in blocks(PAGE, "python") if not block.program]
+(COMMAND,) = [block.code for block in blocks(PAGE, "sh") if block.code.startswith("until ")]
 LAUNCH = f"{sys.executable} -m tf_sparse_ps run"
 
 pytestmark = pytest.mark.skipif(not IS_KERAS_3, reason="the page's program imports keras 3, as all pages do")
 
 
 def begin(folder: Path) -> subprocess.Popen[str]:
-    """The page's command in a folder that has the page's program, as train.py."""
+    """Starts the page's command in a folder that has the page's program, as train.py."""
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(PROGRAM)
     command = COMMAND.replace("tf-sparse-ps run", LAUNCH).replace("python train.py", f"{sys.executable} train.py")
@@ -48,7 +48,7 @@ def begin(folder: Path) -> subprocess.Popen[str]:
 
 
 def end(job: subprocess.Popen[str], folder: Path, seconds: float = 300) -> None:
-    """Waits until the command ends well."""
+    """Waits until the command ends without an error."""
     try:
         assert job.wait(seconds) == 0, (folder / "log").read_text()[-5000:]
     finally:
@@ -57,46 +57,46 @@ def end(job: subprocess.Popen[str], folder: Path, seconds: float = 300) -> None:
 
 
 def ranks(job: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The processes that train."""
-    found = []
-    for one in psutil.Process(job.pid).children(recursive=True):
+    """Returns the processes that train."""
+    processes = []
+    for process in psutil.Process(job.pid).children(recursive=True):
         try:
-            if one.cmdline()[1:] == ["train.py"]:
-                found.append(one)
+            if process.cmdline()[1:] == ["train.py"]:
+                processes.append(process)
         except (psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
             continue
-    return found
+    return processes
 
 
 def newest(folder: Path) -> stored_checkpoint.StoredCheckpoint | None:
-    found, skipped = directory.CheckpointDirectory(folder / "checkpoints").newest()
+    checkpoint, skipped = directory.CheckpointDirectory(folder / "checkpoints").newest()
     assert skipped == []
-    return found
+    return checkpoint
 
 
 def content(folder: Path) -> tuple[int, dict[int, bytes], list[np.ndarray]]:
-    """Step, rows with slots, and dense variables of the newest checkpoint."""
-    found = newest(folder)
-    assert found is not None
+    """Returns step, rows with slots, and dense variables of the newest checkpoint."""
+    checkpoint = newest(folder)
+    assert checkpoint is not None
     rows = {}
-    for block in StoredRows(found, 0).blocks():
+    for block in StoredRows(checkpoint, 0).blocks():
         planes = np.concatenate([block.rows, *block.slots], 1)
         rows |= {int(key): row.tobytes() for key, row in zip(block.keys, planes, strict=True)}
     values = []
-    for file in sorted(one.name for one in found.manifest.files if one.name.endswith(".npz")):
-        values += [array for _, array in array_file.read(found.path / file)[1]]
-    return found.manifest.step, rows, values
+    for file in sorted(name.name for name in checkpoint.manifest.files if name.name.endswith(".npz")):
+        values += [array for _, array in array_file.read(checkpoint.path / file)[1]]
+    return checkpoint.manifest.step, rows, values
 
 
 def kill(job: subprocess.Popen[str], folder: Path, rank: int | None, at_least: int) -> bool:
-    """Kills a rank, or the launcher, when there is a checkpoint of so many steps; whether training had not ended."""
+    """Kills a rank, or the launcher, when a checkpoint has `at_least` steps. Returns whether training was killed."""
     deadline = time.monotonic() + 240
     while job.poll() is None:
         assert time.monotonic() < deadline, (folder / "log").read_text()[-5000:]
-        names = [one.step for one in directory.CheckpointDirectory(folder / "checkpoints").find()]
-        if names and names[0] >= at_least and len(own := ranks(job)) == 2:
-            (own[0].parent() if rank is None else own[rank]).kill()
-            assert psutil.wait_procs(own, 60)[1] == [], "a rank outlives the other one, or the launcher"
+        names = [checkpoint.step for checkpoint in directory.CheckpointDirectory(folder / "checkpoints").find()]
+        if names and names[0] >= at_least and len(rank_processes := ranks(job)) == 2:
+            (rank_processes[0].parent() if rank is None else rank_processes[rank]).kill()
+            assert psutil.wait_procs(rank_processes, 60)[1] == [], "no rank must outlive another rank, or the launcher"
             return True
         time.sleep(0.005)
     return False
@@ -121,8 +121,8 @@ def test_the_page_is_followed_through_kills(tmp_path: Path) -> None:
         step, rows, values = content(broken)
         assert (step, rows) == expected[:2]
         assert len(values) == len(expected[2])
-        for one, other in zip(values, expected[2], strict=True):
-            np.testing.assert_array_equal(one, other)
+        for value, expected_value in zip(values, expected[2], strict=True):
+            np.testing.assert_array_equal(value, expected_value)
         if kills == restored == 2:
             return
     pytest.fail("training had always ended before it was killed twice")

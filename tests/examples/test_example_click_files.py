@@ -16,7 +16,7 @@ AVAZU_HEADER = (
 
 
 def criteo_line(label: int, integers: dict[int, int] | None = None, categories: dict[int, str] | None = None) -> str:
-    """A line whose fields are empty unless given, numbered from 1."""
+    """Returns a line with the given fields, numbered from 1. All others are empty."""
     numbers = [str((integers or {}).get(i + 1, "")) for i in range(13)]
     words = [(categories or {}).get(i + 1, "") for i in range(26)]
     return "\t".join([str(label), *numbers, *words])

@@ -1,4 +1,4 @@
-"""The planted click model: reproducible, shaped like Criteo's data, with an AUC that is its own."""
+"""The planted click model: it is reproducible, its data is shaped like Criteo's, and its own AUC is known."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_ids_are_zipf_over_large_vocabularies_and_use_64_bits(generator: Planted
 def test_planted_auc_is_that_of_the_planted_probabilities(generator: PlantedModel) -> None:
     planted = generator.planted_auc()
     assert 0.75 < planted < 0.9
-    # Labels drawn again from the planted logits give the same AUC up to noise; shuffled logits give a half.
+    # Labels that are drawn again from the planted logits give the same AUC, up to noise. Shuffled logits give one half.
     _, labels, logits = generator.batch(tf.constant(1 << 50, tf.int64), 20_000)
     random = np.random.default_rng(0)
     drawn = (random.random(20_000) < 1 / (1 + np.exp(-logits.numpy()))).astype(np.float32)

@@ -13,7 +13,7 @@ from support import metrics
 
 @pytest.fixture
 def data() -> movielens.LeaveOneOut:
-    """30 users, each with 12 of 40 items; user 0 has all items but one."""
+    """Data of 30 users, each with 12 of 40 items. User 0 has all items except one."""
     random = np.random.default_rng(0)
     pairs = [(user, item) for user in range(1, 30) for item in random.permutation(40)[:12].tolist()]
     pairs += [(0, item) for item in range(40) if item != 17]
@@ -77,7 +77,7 @@ def test_too_large_a_batch_is_an_error(data: movielens.LeaveOneOut) -> None:
 
 
 def published_places(scores: np.ndarray, candidates: np.ndarray) -> list[int]:
-    """The authors' evaluation: one score per item in a dict, the negatives first, sorted stably."""
+    """Places by the authors' evaluation: a dict has one score per item, the negatives first, and is sorted stably."""
     result = []
     for row, items in zip(scores, candidates, strict=True):
         score_of = dict(zip([*items[1:], items[0]], [*row[1:], row[0]], strict=True))
@@ -97,7 +97,7 @@ def test_places_equal_the_published_evaluation_with_ties_and_the_own_item_among_
     for row, expected in enumerate(published_places(scores, candidates)):
         if row % 5:
             assert places[row] == expected
-        else:  # in a dict the own item then stands where its duplicate stood: ties before it, not all of them
+        else:  # in a dict, the user's item then takes its duplicate's place: some ties precede it, not all
             assert places[row] >= expected
     distinct = random.random(60)[candidates]
     assert movielens.places(distinct, candidates).tolist() == published_places(distinct, candidates)

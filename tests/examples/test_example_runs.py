@@ -1,4 +1,4 @@
-"""The example programs from end to end, with small data."""
+"""The example programs, from end to end, with small data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ctr.generator import CARDINALITIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
-# The package is this tree's, also where it is not installed.
+# The package is that of this tree, even if it is not installed.
 PATHS = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
 ENVIRONMENT = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": PATHS}
 
@@ -24,7 +24,7 @@ ENVIRONMENT = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": PATHS}
 def run(
     tmp_path: Path, program: str, *arguments: object, path: Path | None = None, **environment: str
 ) -> dict[str, Any]:
-    """Runs a program, with the modules of `path` before all others; returns what it reported."""
+    """Runs a program, with the modules of `path` before all others; returns its report."""
     out = tmp_path / "out"
     command = [sys.executable, str(EXAMPLES / program), "--out", str(out), *map(str, arguments)]
     env = ENVIRONMENT | ({"PYTHONPATH": f"{path}{os.pathsep}{PATHS}"} if path else {}) | environment
@@ -36,7 +36,7 @@ def run(
 
 
 def criteo_files(folder: Path) -> Path:
-    """600 lines; the label follows the second category; a third of all fields is empty."""
+    """Writes files of 600 lines. The label follows the second category, and a third of all fields is empty."""
     random = np.random.default_rng(0)
     lines = []
     for _ in range(600):
@@ -51,15 +51,15 @@ def criteo_files(folder: Path) -> Path:
 
 
 def ncf_files(folder: Path) -> Path:
-    """Two groups of 40 users; each likes its own 20 of 60 items."""
+    """Writes files of two groups of 40 users. Each group likes its own 20 of 60 items."""
     random = np.random.default_rng(0)
     train, test, negative = [], [], []
     for user in range(80):
         liked = random.permutation(20) + 20 * (user % 2)
         train += [f"{user}\t{item}\t5\t0" for item in liked[1:15]]
         test.append(f"{user}\t{liked[0]}\t5\t0")
-        others = random.permutation(np.concatenate([np.arange(20) + 20 * (1 - user % 2), np.arange(40, 60)]))
-        negative.append("\t".join([f"({user},{liked[0]})", *map(str, others[:30])]))
+        other_items = random.permutation(np.concatenate([np.arange(20) + 20 * (1 - user % 2), np.arange(40, 60)]))
+        negative.append("\t".join([f"({user},{liked[0]})", *map(str, other_items[:30])]))
     for name, lines in (("train.rating", train), ("test.rating", test), ("test.negative", negative)):
         (folder / f"tiny.{name}").write_text("\n".join(lines) + "\n")
     return folder
@@ -96,12 +96,14 @@ def test_tables_on_disk_learn_the_same(tmp_path: Path, model: str, temporary: bo
     memory = run(tmp_path / "memory", "train_ctr.py", *options)
     disk = tmp_path / "disk"
     disk.mkdir()
-    folder = ["--placement", "sharded"] if temporary else ["--storage-folder", disk]  # on one machine that is no change
+    folder = (
+        ["--placement", "sharded"] if temporary else ["--storage-folder", disk]
+    )  # on one machine, this changes nothing
     tiered = run(
         tmp_path / "tiered", "train_ctr.py", *options, "--storage", "tiered", "--storage-memory", "14MB", *folder,
         TMPDIR=str(disk),
     )  # fmt: skip
-    assert tiered["curve"] == memory["curve"]  # to the last digit
+    assert tiered["curve"] == memory["curve"]  # exactly
     assert tiered["rows"] == memory["rows"]
     assert 0 == memory["rows_on_disk"] < tiered["rows"] / 10 < tiered["rows_on_disk"]
     assert tiered["rows_read"] > tiered["rows_read_late"]
@@ -120,8 +122,8 @@ def test_rows_on_the_device_learn_the_same(tmp_path: Path, model: str, policy: s
     device = run(tmp_path / "device", "train_ctr.py", *options, "--cache", 1_500, "--cache-policy", policy)
     assert host["caches"] == {}
     assert "device cache" not in (tmp_path / "host" / "out" / "report.txt").read_text()
-    for ours, theirs in zip(device["curve"], host["curve"], strict=True):
-        assert ours == pytest.approx(theirs, abs=2e-4)  # rules of a device differ in the last bits
+    for on_device, on_host in zip(device["curve"], host["curve"], strict=True):
+        assert on_device == pytest.approx(on_host, abs=2e-4)  # rules of a device differ in the last bits
     assert device["rows"] == host["rows"]
     assert device["table_writes"] == device["steps"] == 40
 
@@ -132,10 +134,12 @@ def test_rows_on_the_device_learn_the_same(tmp_path: Path, model: str, policy: s
         width = 1 if name.startswith("wide_") else 4
         assert figures["steps"] == 40
         assert 0 < figures["hits"] < figures["keys"] < 20_000
-        # Evaluations look keys up besides those of the steps.
+        # Evaluations look up further keys, in addition to those of the steps.
         assert figures["bytes_down_without"] > figures["keys"] * width * 4 == figures["bytes_up_without"]
         assert figures["bytes_down"] > 0
-    no_room_to_leave = device["caches"][kinds[0] + "C1"]  # fewer ids than rows: each enters once, none leaves
+    no_room_to_leave = device["caches"][
+        kinds[0] + "C1"
+    ]  # the category has fewer ids than the cache has rows: each enters once, and none leaves
     assert no_room_to_leave["evicted"] == 0 < no_room_to_leave["hit_rate"]
     crowded = device["caches"][kinds[0] + "C3"]
     assert crowded["entered"] > 1_500
@@ -157,7 +161,7 @@ def test_criteo_lines_with_empty_fields_are_learnt(tmp_path: Path, model: str, c
         "--batch", 50, "--epochs", 6, "--dim", 4, "--learning-rate", 0.02, "--optimizer", "adam", *cache,
     )  # fmt: skip
     assert report["auc"] > 0.95
-    assert len(report["caches"]) == (26 if cache else 0)  # how many ids a category has is not known
+    assert len(report["caches"]) == (26 if cache else 0)  # the number of ids of a category is not known
     assert report["planted_auc"] is None
 
 
@@ -193,7 +197,7 @@ def test_neumf_finds_the_groups(tmp_path: Path) -> None:
     assert len(report["epochs"]) == 12
     best = report["epochs"][report["best_epoch"] - 1]
     assert best["hr"] == max(epoch["hr"] for epoch in report["epochs"])
-    assert best["hr"] > 0.9  # by chance 10 of 31
+    assert best["hr"] > 0.9  # 10 of 31 by chance
 
 
 @pytest.mark.nightly

@@ -61,8 +61,12 @@ def test_readable_sizes(size: int, text: str) -> None:
 def test_caches_are_no_larger_than_the_tables_and_not_for_small_ones() -> None:
     options = argparse.Namespace(cache=5_000, cache_policy=None)
     caches = cache.make(options, {"few": 1_000, "some": 1_001, "many": 10**7, "unknown": None})
-    assert {name: one.rows for name, one in caches.items()} == {"some": 1_001, "many": 5_000, "unknown": 5_000}
-    assert {one.policy for one in caches.values()} == {"admission"}
+    assert {name: device_cache.rows for name, device_cache in caches.items()} == {
+        "some": 1_001,
+        "many": 5_000,
+        "unknown": 5_000,
+    }
+    assert {device_cache.policy for device_cache in caches.values()} == {"admission"}
     assert cache.make(argparse.Namespace(cache=None, cache_policy=None), {"unknown": None}) == {}
 
 

@@ -1,4 +1,4 @@
-"""What a user sees of an example's ranks: a bar, every message but TensorFlow's start-up lines, and the report."""
+"""The terminal output of an example's ranks: a bar, all messages except TensorFlow's start-up lines, and the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"},
     "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(EXAMPLES), os.environ.get("PYTHONPATH", "")]),
 }
-# Writes what TensorFlow does when it is imported, and fails on the last rank.
+# Writes the lines of TensorFlow's import, and fails on the last rank.
 FAILING = """
 import argparse, os, pathlib, sys, time
 from support import launch
@@ -39,7 +39,7 @@ sys.exit(launch.run(train, options))
 
 
 def failing_job(tmp_path: Path, ranks: int, failure: str) -> tuple[int, str]:
-    """Status and output of a job whose last rank runs the statement `failure`."""
+    """Returns status and output of a job whose last rank runs the statement `failure`."""
     program, out = tmp_path / "program.py", tmp_path / "out"
     program.write_text(FAILING.format(ranks=ranks, failure=failure))
     out.mkdir()
@@ -69,7 +69,7 @@ def test_what_is_written_just_before_a_crash_is_shown(tmp_path: Path) -> None:
 
 
 def in_terminal(command: list[str]) -> tuple[int, str]:
-    """Status and output of a command that runs in a pseudo-terminal."""
+    """Returns status and output of a command that runs in a pseudo-terminal."""
     reader, writer = pty.openpty()
     job = subprocess.Popen(command, stdin=writer, stdout=writer, stderr=writer, env=ENVIRONMENT, close_fds=True)
     os.close(writer)
@@ -77,7 +77,7 @@ def in_terminal(command: list[str]) -> tuple[int, str]:
     while True:
         try:
             part = os.read(reader, 1 << 16)
-        except OSError:  # what Linux says when the last writer has closed
+        except OSError:  # Linux's error after the last writer has closed
             part = b""
         if not part:
             break
@@ -107,7 +107,9 @@ def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: i
         command += ["--storage", "tiered", "--storage-folder", str(tmp_path / "disk"), "--storage-memory", "14MB"]
     status, shown = in_terminal(command)
     assert status == 0, shown
-    lines = [line.rsplit("\r", 1)[-1].rstrip() for line in shown.split("\n")]  # what is left of each on the screen
+    lines = [
+        line.rsplit("\r", 1)[-1].rstrip() for line in shown.split("\n")
+    ]  # the part of each line that stays on the screen
     first, engine, held_out, bar, *report = [line for line in lines if line]
     assert first == f"Starting {ranks} rank{'s' * (ranks > 1)}; logs: {out / 'logs'}"
     names = {"auto": "none, there is one rank", "horovod": "Horovod", "tensorflow": "TensorFlow's collectives"}

@@ -1,4 +1,4 @@
-"""`make train`: which engine it sets up, without running it."""
+"""`make train`: the engine that it sets up, without running it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_HOROVOD = REPOSITORY / "tools/horovod/build.sh"
 TAG = "tf2.21.0-cp311"
-# Stands for the interpreter of an environment: it answers what build.sh asks, and writes down what pip is to do.
+# Stands for the interpreter of an environment: it answers build.sh, and records the commands for pip.
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *tensorflow-cpu*) echo 2.21.0 ;;
@@ -22,7 +22,7 @@ esac
 
 
 def planned(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What `make train` would run in a fresh checkout."""
+    """Returns the commands that `make train` would run in a fresh checkout."""
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     command = ["make", "--dry-run", "--always-make", "train", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=60)
@@ -57,7 +57,7 @@ def test_horovod_is_built_only_if_it_is_asked_for(arguments: list[str], engine: 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """A virtual environment for `build.sh`, whose pip only logs."""
+    """A virtual environment for `build.sh`, whose pip only logs its commands."""
     python = tmp_path / "venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(PYTHON)
@@ -66,7 +66,7 @@ def environment(tmp_path: Path) -> Path:
 
 
 def install_if_built(environment: Path) -> tuple[str, str]:
-    """What `build.sh --if-built` prints, and what it has pip do."""
+    """Returns the output of `build.sh --if-built`, and the commands for pip."""
     command = [str(BUILD_HOROVOD), "--if-built", str(environment), str(environment.parent / "wheels")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     log = environment / "bin/pip.log"

@@ -1,4 +1,4 @@
-"""`Folder` opens only paths that nobody else can redirect, and removes only what belongs to this user."""
+"""`Folder` opens only paths that nobody else can redirect, and removes only files of this user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a fol
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """An empty folder whose path belongs to root and to this user alone."""
+    """An empty folder whose path belongs to root and this user."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
@@ -43,12 +43,12 @@ def test_missing_folders_are_made_on_request_and_not_writable_by_others(base: Pa
     path = base / "a" / "b"
     with pytest.raises(FileNotFoundError):
         opened(path)
-    before = os.umask(0)
+    umask_before = os.umask(0)
     try:
         opened(path, make=True)
     finally:
-        os.umask(before)
-    assert [stat.S_IMODE(one.stat().st_mode) for one in (base / "a", path)] == [0o755, 0o755]
+        os.umask(umask_before)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (base / "a", path)] == [0o755, 0o755]
     assert opened(path, make=True) == str(path)
 
 
@@ -97,7 +97,7 @@ def test_a_folder_of_another_user_is_refused(base: Path) -> None:
         with pytest.raises(AccessError, match=rf"{base}/theirs belongs to user nobody, who can replace what is in it"):
             opened(path)
         opened(path, Trust.GROUP)
-    # Where everybody can make folders, somebody else may have made this one first.
+    # Another user may have made this folder first, because everybody can make folders there.
     made(base / "tmp", 0o1777)
     made(base / "tmp" / "checkpoints", 0o755, NOBODY)
     with pytest.raises(AccessError, match=r"tmp/checkpoints belongs to user nobody"):
@@ -202,7 +202,7 @@ def test_the_owner_of_new_files_is_found_also_where_every_file_has_a_name(
 
         monkeypatch.setattr(os, "fstat", fstat)
         assert folder.own_uid() == os.geteuid()
-        assert names == [[]], "a process that is killed here leaves nothing"
+        assert names == [[]], "a process that is killed here must leave no files"
 
         def open_named(path: str, flags: int, *arguments: int, **keywords: int) -> int:
             if flags & os.O_TMPFILE == os.O_TMPFILE:

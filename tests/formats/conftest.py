@@ -1,4 +1,4 @@
-"""Private folders for the tests of the formats. Tables of models are in a folder of the run's own."""
+"""Private folders for the tests of the formats. Tables of models are in a folder of the test run."""
 
 from __future__ import annotations
 

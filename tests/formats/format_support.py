@@ -1,11 +1,11 @@
-"""The corpus of files of every format: its archives, and what of an entry must not change while a number stays.
+"""The corpus of files of every format: its archives, and the parts of an entry that must not change under one number.
 
 `data/<format>/` holds the files of one format:
 
-    about.json       what the format is, who wrote the files, and whether this version reads them
+    about.json       describes the format, the version that wrote the files, and whether this version reads them
     <entry>.tar.xz   the files of one entry
     expected.npz     the keys, rows and slots that a reader must find, as plain NumPy arrays
-    layout.json      what `describe` returned, only for formats that this version writes
+    layout.json      the result of `describe`, only for formats that this version writes
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import numpy.typing as npt
 DATA = Path(__file__).resolve().parent / "data"
 ABOUT, EXPECTED, LAYOUT = "about.json", "expected.npz", "layout.json"
 Arrays = dict[str, npt.NDArray[Any]]
-HINTS = (".scan-0", ".readers", "records.announced", "records.cache")  # files that a reader of a group can do without
+HINTS = (".scan-0", ".readers", "records.announced", "records.cache")  # a reader of a group does not need these files
 _PAGE = 4096
 
 
 def kind_of(name: str) -> str:
-    """The kind of a format: what stands before the number in the name of its folder."""
+    """Returns the kind of a format: the part of its folder's name before the number."""
     return name[: next(at for at, letter in enumerate(name) if letter.isdigit()) - 1]
 
 
@@ -44,7 +44,7 @@ def pack(folder: Path, archive: Path) -> None:
     """Writes a folder to a compressed archive. Equal files give equal bytes.
 
     Args:
-      folder: Its files and folders become the archive's members.
+      folder: The folder whose files and folders become the archive's members.
       archive: The archive's path.
     """
     buffer = io.BytesIO()
@@ -108,7 +108,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C (Castagnoli) of some bytes."""
+    """Returns the CRC-32C (Castagnoli) of some bytes."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
@@ -116,12 +116,12 @@ def crc32c(data: bytes) -> int:
 
 
 def rewrite(path: Path, changes: Mapping[int, bytes], crc_at: int) -> None:
-    """Changes bytes of a file's header, and makes the header's checksum right again.
+    """Changes bytes of a file's header, and corrects the header's checksum.
 
     Args:
       path: The file.
       changes: The new bytes, by their offsets.
-      crc_at: Where the header has the CRC-32C of all bytes before it.
+      crc_at: The offset of the CRC-32C, which covers all bytes before it.
     """
     with path.open("r+b") as file:
         header = bytearray(file.read(crc_at))
@@ -132,12 +132,12 @@ def rewrite(path: Path, changes: Mapping[int, bytes], crc_at: int) -> None:
 
 
 def relocate(group: Path, disk: Path, recorded: tuple[Path, Path] | None = None) -> None:
-    """Tells the tiered tables of a group where the folders of the group and of its rows on disk are now.
+    """Writes the current folders of a group and of its rows on disk into the group's tiered tables.
 
     Args:
       group: The group's folder.
-      disk: What `tsps.Tiered(path)` named.
-      recorded: The paths to record for the two; None: their own.
+      disk: The folder that `tsps.Tiered(path)` named.
+      recorded: The two paths to record; None: the folders themselves.
     """
     recorded_group, recorded_disk = recorded or (group, disk)
     for config in group.glob("*/records.config"):
@@ -149,26 +149,26 @@ def relocate(group: Path, disk: Path, recorded: tuple[Path, Path] | None = None)
 
 
 def group_layout(group: Path) -> tuple[int, int]:
-    """The version and the layout hash in the header of a group."""
+    """Returns the version and the layout hash in the header of a group."""
     version, layout = struct.unpack_from("<II", (group / "group").read_bytes(), 8)
     return version, layout
 
 
-# --- What must not change while the number of a format stays. ---
+# --- The parts that must not change under one number of a format. ---
 
 
 def describe(kind: str, folder: Path) -> dict[str, Any]:
     """Describes an entry: two entries of one format that are written by one program have equal descriptions.
 
-    Where all bytes follow from the program the description has their checksums. Where TensorFlow, Keras or random ids
-    decide on some of them, it has the names and types of what this library has written.
+    If the program determines all bytes, the description has their checksums. If TensorFlow, Keras or random ids
+    determine some of them, it has the names and types of what this library has written.
 
     Args:
       kind: "group", "parameter-file", "checkpoint", "keras-file", "tf-checkpoint", "saved-model" or "bucket-plan".
-      folder: The entry's files.
+      folder: The folder of the entry's files.
     """
     parts: dict[str, Any] = {}
-    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+    for path in sorted(path_in_entry for path_in_entry in folder.rglob("*") if path_in_entry.is_file()):
         name = path.relative_to(folder).as_posix()
         if kind == "group" and path.name in HINTS:
             parts[name] = "a hint"
@@ -197,16 +197,16 @@ def _digest(data: bytes) -> str:
 
 
 def _asset_name(name: str) -> str:
-    """An asset's name without the number that TensorFlow or a job gives it."""
+    """Returns an asset's name without the number that TensorFlow or a job adds."""
     folder, _, file = name.rpartition("/")
     return f"{folder}/{file.split('-', 1)[-1]}" if folder.endswith("assets") else name
 
 
 def _without_process(path: Path) -> bytes:
-    """A file's bytes, without the fields that name a process or a folder of the machine."""
+    """Returns a file's bytes without the fields that name a process or a folder of the machine."""
     data = bytearray(path.read_bytes())
     if path.name == "group":
-        data[4096 + 64 : 4096 + 80] = bytes(16)  # pid of the last writer, and its start
+        data[4096 + 64 : 4096 + 80] = bytes(16)  # pid and start time of the last writer
     elif path.name == "records.config":
         data[12:16] = data[56:4032] = b""
     elif path.name == "table":
@@ -215,7 +215,7 @@ def _without_process(path: Path) -> bytes:
 
 
 def _parameter_file(path: Path) -> dict[str, Any]:
-    """What a sparse-parameter file of version 2 says of its records."""
+    """Describes the records of a sparse-parameter file of version 2."""
     data = path.read_bytes()
     (version,) = struct.unpack_from("<I", data, 8)
     (dim,) = struct.unpack_from("<I", data, 16)
@@ -228,29 +228,29 @@ def _parameter_file(path: Path) -> dict[str, Any]:
 
 
 def _schema(value: Any) -> Any:
-    """A JSON value's keys and types. The elements of a list have one schema, with the keys of all."""
+    """Returns a JSON value's keys and types. The elements of a list have one schema, with the keys of all."""
     if isinstance(value, dict):
         if "class_name" in value:
             return "object of Keras"
-        return {name: _schema(one) for name, one in sorted(value.items())}
+        return {name: _schema(element) for name, element in sorted(value.items())}
     if isinstance(value, list):
-        schemas = [_schema(one) for one in value]
-        if schemas and all(isinstance(one, dict) for one in schemas):
-            return [{name: kind for one in schemas for name, kind in one.items()}]
-        return sorted({json.dumps(one) for one in schemas})
+        schemas = [_schema(element) for element in value]
+        if schemas and all(isinstance(element, dict) for element in schemas):
+            return [{name: kind for element in schemas for name, kind in element.items()}]
+        return sorted({json.dumps(element) for element in schemas})
     return type(value).__name__
 
 
 def _keras_file(path: Path) -> dict[str, Any]:
-    """Of a `.keras` file the layers of this library: their configuration's keys, and the arrays of their tables."""
+    """Describes the layers of this library in a `.keras` file: their configurations' keys, and their tables' arrays."""
     import h5py
 
-    found: dict[str, Any] = {}
+    layers: dict[str, Any] = {}
     with zipfile.ZipFile(path) as archive:
         config = json.loads(archive.read("config.json"))
         for layer in config["config"]["layers"]:
             if "tf_sparse_ps" in json.dumps([layer.get("registered_name"), layer.get("module")]):
-                found[layer["registered_name"]] = {
+                layers[layer["registered_name"]] = {
                     "config": _schema(layer["config"]),
                     "build_config": _schema(layer.get("build_config")),
                 }
@@ -258,17 +258,17 @@ def _keras_file(path: Path) -> dict[str, Any]:
             for name, array in datasets(file):
                 last = name.rpartition("/")[2]
                 if last.startswith(("keys", "rows", "slot_", "meta", "table_")):
-                    found[name] = _array_or_meta(last, np.asarray(array))
-    return found
+                    layers[name] = _array_or_meta(last, np.asarray(array))
+    return layers
 
 
 def datasets(group: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays of an HDF5 file or group, by their paths."""
-    for name, one in group.items():
-        if hasattr(one, "items"):
-            yield from datasets(one, f"{at}{name}/")
+    """Yields the arrays of an HDF5 file or group, with their paths."""
+    for name, member in group.items():
+        if hasattr(member, "items"):
+            yield from datasets(member, f"{at}{name}/")
         else:
-            yield f"{at}{name}", one
+            yield f"{at}{name}", member
 
 
 def _array_or_meta(name: str, array: npt.NDArray[Any]) -> Any:
@@ -279,22 +279,24 @@ def _array_or_meta(name: str, array: npt.NDArray[Any]) -> Any:
 
 
 def _tables_of_tf_checkpoint(folder: Path) -> list[Any]:
-    """Of a `tf.train.Checkpoint` the tables' values, each the bytes of a NumPy archive."""
+    """Describes the tables of a `tf.train.Checkpoint`, whose values are the bytes of a NumPy archive."""
     import tensorflow as tf
 
-    found = []
+    tables = []
     (index,) = folder.glob("*.index")
     reader = tf.train.load_checkpoint(os.fspath(index.with_suffix("")))
     for name, dtype in reader.get_variable_to_dtype_map().items():
         if dtype != tf.string or not (value := reader.get_tensor(name)).startswith(b"PK"):
             continue
         with np.load(io.BytesIO(value)) as arrays:
-            found.append({one: _array_or_meta(one, arrays[one]) for one in sorted(arrays.files)})
-    return sorted(found, key=json.dumps)
+            tables.append(
+                {array_name: _array_or_meta(array_name, arrays[array_name]) for array_name in sorted(arrays.files)}
+            )
+    return sorted(tables, key=json.dumps)
 
 
 def _ops(folder: Path) -> list[Any]:
-    """The ops of this library in a SavedModel: their names, attributes and numbers of inputs."""
+    """Describes the ops of this library in a SavedModel: their names, attributes and numbers of inputs."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     (path,) = folder.rglob("saved_model.pb")
@@ -302,16 +304,22 @@ def _ops(folder: Path) -> list[Any]:
     nodes = [
         node
         for graph in content.meta_graphs
-        for nodes in (graph.graph_def.node, *(one.node_def for one in graph.graph_def.library.function))
+        for nodes in (graph.graph_def.node, *(function.node_def for function in graph.graph_def.library.function))
         for node in nodes
         if node.op.startswith("Tsps")
     ]
     known = {
-        json.dumps([node.op, len([one for one in node.input if not one.startswith("^")]), sorted(_own(node.attr))])
+        json.dumps(
+            [
+                node.op,
+                len([input_name for input_name in node.input if not input_name.startswith("^")]),
+                sorted(_own_attributes(node.attr)),
+            ]
+        )
         for node in nodes
     }
     return sorted(map(json.loads, known))
 
 
-def _own(attributes: Any) -> list[str]:
+def _own_attributes(attributes: Any) -> list[str]:
     return [name for name in attributes if not name.startswith("_")]

@@ -1,6 +1,7 @@
-"""Files of every format that was ever written are read as they were written, or refused with the remedy.
+"""Files of every format that was ever written are read as they were written, or refused with a remedy.
 
-`write.py` has written the files, and says what they hold. tests/formats/data has them; docs/format.md has the list.
+`write.py` has written the files, and records their contents. The files are in tests/formats/data, and docs/format.md
+lists them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tf_sparse_ps.table import Table
 
 PROGRAM = "tests/formats/write.py"
 KERAS = "keras3" if _keras.IS_KERAS_3 else "keras2"
-MOST_BYTES = 1_000_000  # of the corpus
+MOST_BYTES = 1_000_000  # the largest size of the corpus
 READ_BY_KERAS_ALONE = ("keras-file", "tf-checkpoint")
 LATER_VERSION = "with the version that wrote it, or with a later one"
 REMEDY_OF_GROUPS = (
@@ -56,17 +57,17 @@ class Format:
         return format_support.kind_of(self.name)
 
     def entries(self) -> list[str]:
-        return sorted(one.name.removesuffix(".tar.xz") for one in self.folder.glob("*.tar.xz"))
+        return sorted(archive.name.removesuffix(".tar.xz") for archive in self.folder.glob("*.tar.xz"))
 
     def unpack(self, entry: str, scratch: Path) -> Path:
-        """Unpacks an entry to a private folder; tiered tables learn where their rows on disk are."""
+        """Unpacks an entry to a private folder, and writes the new folder of rows on disk into tiered tables."""
         folder = format_support.unpack(self.folder / f"{entry}.tar.xz", scratch / f"{self.name}-{entry}")
         if self.kind == "group":
             format_support.relocate(folder / "group", folder / "disk")
         return folder
 
     def expected(self, entry: str) -> Arrays:
-        """What a reader of the entry must find."""
+        """Returns the arrays that a reader of the entry must find."""
         with np.load(self.folder / format_support.EXPECTED) as arrays:
             return {
                 name.removeprefix(f"{entry}/"): arrays[name] for name in arrays.files if name.startswith(f"{entry}/")
@@ -74,8 +75,8 @@ class Format:
 
 
 def _formats() -> list[Format]:
-    folders = sorted(one for one in format_support.DATA.iterdir() if one.is_dir())
-    return [Format(one, json.loads((one / format_support.ABOUT).read_text())) for one in folders]
+    folders = sorted(folder for folder in format_support.DATA.iterdir() if folder.is_dir())
+    return [Format(folder, json.loads((folder / format_support.ABOUT).read_text())) for folder in folders]
 
 
 FORMATS = _formats()
@@ -84,38 +85,38 @@ FORMATS = _formats()
 def entries(*kinds: str, read: bool = True) -> Any:
     """Parametrizes a test with the entries of some kinds of formats that are read, or refused."""
     chosen = [
-        pytest.param(one, entry, id=f"{one.name}-{entry}")
-        for one in FORMATS
-        if one.kind in kinds and one.about["read"] is read
-        for entry in one.entries()
+        pytest.param(stored_format, entry, id=f"{stored_format.name}-{entry}")
+        for stored_format in FORMATS
+        if stored_format.kind in kinds and stored_format.about["read"] is read
+        for entry in stored_format.entries()
     ]
     assert chosen, kinds
-    return pytest.mark.parametrize(("one", "entry"), chosen)
+    return pytest.mark.parametrize(("stored_format", "entry"), chosen)
 
 
-def must_equal(found: Arrays, expected: Arrays) -> None:
+def must_equal(actual: Arrays, expected: Arrays) -> None:
     """Compares bit for bit: names, types, shapes and bytes."""
-    assert sorted(found) == sorted(expected)
+    assert sorted(actual) == sorted(expected)
     for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
-        assert found[name].tobytes() == array.tobytes(), f"{name} differs"
+        assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape), name
+        assert actual[name].tobytes() == array.tobytes(), f"{name} differs"
 
 
 def table_names(expected: Arrays) -> list[str]:
-    """The names of the tables, or files, that arrays are of."""
+    """Returns the names of the tables, or files, to which arrays belong."""
     return sorted({name.rpartition("/")[0] for name in expected if "/" in name})
 
 
 def one_of(expected: Arrays, table: str) -> Arrays:
-    """The arrays of one table."""
+    """Returns the arrays of one table."""
     return {name.rpartition("/")[2]: array for name, array in expected.items() if name.rpartition("/")[0] == table}
 
 
 def of_table(table: Table) -> Arrays:
-    """All of a table, by ascending keys."""
+    """Returns all contents of a table, by ascending keys."""
     keys = np.sort(table.keys())
-    found, rows, slots = table.entries(keys)
-    assert found.all()
+    present, rows, slots = table.entries(keys)
+    assert present.all()
     return as_arrays(keys, rows, slots, table.metadata(keys), table.step)
 
 
@@ -128,14 +129,14 @@ def as_arrays(keys: Any, rows: Any, slots: Any, metadata: Any, step: int) -> Arr
     }
 
 
-def needs_keras(one: Format) -> None:
-    """Skips the test where the other major version of Keras has written the files.
+def needs_keras(stored_format: Format) -> None:
+    """Skips the test if the other major version of Keras has written the files.
 
-    The two have no file format in common: neither reads the other's `.keras` files, and dense variables of a
+    The two versions share no file format: neither reads the other's `.keras` files, and dense variables of a
     `tf.train.Checkpoint` have other names.
     """
-    if one.kind in READ_BY_KERAS_ALONE and f"-{KERAS}" not in one.name:
-        pytest.skip(f"{one.name} was written under the other Keras, whose files this one cannot read")
+    if stored_format.kind in READ_BY_KERAS_ALONE and f"-{KERAS}" not in stored_format.name:
+        pytest.skip(f"{stored_format.name} was written under the other Keras, whose files this one cannot read")
 
 
 def must_name(message: str, *parts: str) -> None:
@@ -143,19 +144,19 @@ def must_name(message: str, *parts: str) -> None:
         assert part in message, (part, message)
 
 
-# --- What is read. ---
+# --- Formats that are read. ---
 
 
 @entries("group")
-def test_a_group_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
-    group, expected = one.unpack(entry, scratch) / "group", one.expected(entry)
+def test_a_group_has_the_rows_that_were_written(stored_format: Format, entry: str, scratch: Path) -> None:
+    group, expected = stored_format.unpack(entry, scratch) / "group", stored_format.expected(entry)
     assert sorted(table_names(expected)) == sorted(path.name for path in group.iterdir() if path.is_dir())
     for name in table_names(expected):
         with Table.open(group / name) as table:
             must_equal(of_table(table), one_of(expected, name))
             assert table.verify().ok, table.verify()
     step = int(expected[f"{table_names(expected)[0]}/step"])
-    for name in table_names(expected):  # a writer goes on with them
+    for name in table_names(expected):  # a writer continues to write them
         with Table.open(group / name, "r+") as table:
             keys = table.keys()[:2]
             rows = np.full((2, table.config.dim), 0.5, np.float32)
@@ -165,21 +166,23 @@ def test_a_group_has_the_rows_that_were_written(one: Format, entry: str, scratch
 
 
 @entries("parameter-file")
-def test_a_parameter_file_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
-    folder, expected = one.unpack(entry, scratch), one.expected(entry)
+def test_a_parameter_file_has_the_rows_that_were_written(stored_format: Format, entry: str, scratch: Path) -> None:
+    folder, expected = stored_format.unpack(entry, scratch), stored_format.expected(entry)
     assert table_names(expected) == sorted(path.stem for path in folder.iterdir())
     for name in table_names(expected):
-        path, wanted = folder / f"{name}.tfsps", one_of(expected, name)
+        path, expected_arrays = folder / f"{name}.tfsps", one_of(expected, name)
         reader = _table.ParameterFileReader(os.fspath(path))
         blocks = [reader.read_block(block, True) for block in range(reader.blocks())]
         info = reader.info()
         if blocks:
             (keys, rows, slots, metadata) = blocks[0]
-            order = np.argsort(wanted["keys"], kind="stable")
-            wanted = {part: array if part == "step" else array[order] for part, array in wanted.items()}
-            must_equal(as_arrays(keys, rows, slots, metadata, info["step"]), wanted)
-        assert info["n_rows"] == len(wanted["keys"])
-        assert info["step"] == wanted["step"]
+            order = np.argsort(expected_arrays["keys"], kind="stable")
+            expected_arrays = {
+                part: array if part == "step" else array[order] for part, array in expected_arrays.items()
+            }
+            must_equal(as_arrays(keys, rows, slots, metadata, info["step"]), expected_arrays)
+        assert info["n_rows"] == len(expected_arrays["keys"])
+        assert info["step"] == expected_arrays["step"]
         if info["nodes"]:
             assert (info["node"], info["nodes"]) == (1, 2)
             continue
@@ -192,12 +195,12 @@ def test_a_parameter_file_has_the_rows_that_were_written(one: Format, entry: str
         )
         with Table.create(scratch / "loaded" / name, config) as table:
             assert table.load_parameter_file(path, progress=False) == info["n_rows"]
-            must_equal(of_table(table), {**wanted, "step": np.array(0, np.int64)})
+            must_equal(of_table(table), {**expected_arrays, "step": np.array(0, np.int64)})
 
 
 @entries("checkpoint")
-def test_a_checkpoint_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
-    folder, expected = one.unpack(entry, scratch), one.expected(entry)
+def test_a_checkpoint_has_the_rows_that_were_written(stored_format: Format, entry: str, scratch: Path) -> None:
+    folder, expected = stored_format.unpack(entry, scratch), stored_format.expected(entry)
     assert commands.main(["verify", os.fspath(folder)]) == 0
     names = {name.split("/")[0] for name in expected}
     assert names == {path.name for path in folder.iterdir()}
@@ -206,14 +209,14 @@ def test_a_checkpoint_has_the_rows_that_were_written(one: Format, entry: str, sc
         for number in range(len(checked.manifest.tables)):
             stored = StoredRows(checked, number)
             blocks = list(stored.blocks())
-            found = as_arrays(
+            arrays_found = as_arrays(
                 np.concatenate([block.keys for block in blocks]),
                 np.concatenate([block.rows for block in blocks]),
                 [np.concatenate(slot) for slot in zip(*(block.slots for block in blocks), strict=True)],
                 {plane: np.concatenate([block.metadata[plane] for block in blocks]) for plane in blocks[0].metadata},
                 stored.info["step"],
             )
-            must_equal(found, one_of(expected, f"{name}/table_{number}"))
+            must_equal(arrays_found, one_of(expected, f"{name}/table_{number}"))
         _, arrays = array_file.read(folder / name / manifest.VARIABLES)
         for number, array in arrays:
             if f"{name}/variable_{number}" in expected:
@@ -222,14 +225,14 @@ def test_a_checkpoint_has_the_rows_that_were_written(one: Format, entry: str, sc
 
 @pytest.mark.skipif(not _keras.IS_KERAS_3, reason="the checkpoints' dense variables are those of Keras 3")
 @entries("checkpoint")
-def test_a_checkpoint_is_restored(one: Format, entry: str, scratch: Path) -> None:
+def test_a_checkpoint_is_restored(stored_format: Format, entry: str, scratch: Path) -> None:
     if entry != "job":
         pytest.skip("its dense variables are of no model")
     from write import SEED, dense_weights, make_checkpointed_model
 
-    folder, expected = one.unpack(entry, scratch), one.expected(entry)
+    folder, expected = stored_format.unpack(entry, scratch), stored_format.expected(entry)
     newest = max(name.split("/")[0] for name in expected)
-    _keras.keras.utils.set_random_seed(SEED)  # so that keys without a row have the same initial values
+    _keras.keras.utils.set_random_seed(SEED)  # keys without a row then have the same initial values
     model = make_checkpointed_model()
     checkpointer = tsps.Checkpointer(folder, model, model.optimizer, background=False)
     assert checkpointer.restore() == os.fspath(folder / newest)
@@ -241,13 +244,15 @@ def test_a_checkpoint_is_restored(one: Format, entry: str, scratch: Path) -> Non
     checkpointer.save()
 
 
-# Keys that the first commits with a version did not write yet.
+# Keys that the first commits with a version did not yet write.
 ADDED_LATER = {2: "rows_checksum", 3: "node"}
 
 
 @entries("checkpoint")
-def test_a_manifest_without_a_key_that_its_version_got_later_is_read(one: Format, entry: str, scratch: Path) -> None:
-    folder = one.unpack(entry, scratch)
+def test_a_manifest_without_a_key_that_its_version_got_later_is_read(
+    stored_format: Format, entry: str, scratch: Path
+) -> None:
+    folder = stored_format.unpack(entry, scratch)
     path = max(folder.iterdir()) / manifest.NAME
     content = json.loads(path.read_text())["content"]
     before = stored_checkpoint.look(path.parent).manifest
@@ -260,66 +265,68 @@ def test_a_manifest_without_a_key_that_its_version_got_later_is_read(one: Format
 
 
 def without(content: Any, name: str) -> Any:
-    """A JSON value without a key, wherever it is."""
+    """Returns a JSON value without all occurrences of a key."""
     if isinstance(content, dict):
         return {key: without(value, name) for key, value in content.items() if key != name}
     return [without(value, name) for value in content] if isinstance(content, list) else content
 
 
 @entries("keras-file")
-def test_a_keras_file_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
-    needs_keras(one)
-    model = _keras.keras.models.load_model(one.unpack(entry, scratch) / "model.keras")
-    must_be_the_model(model, one.expected(entry))
+def test_a_keras_file_has_the_rows_that_were_written(stored_format: Format, entry: str, scratch: Path) -> None:
+    needs_keras(stored_format)
+    model = _keras.keras.models.load_model(stored_format.unpack(entry, scratch) / "model.keras")
+    must_be_the_model(model, stored_format.expected(entry))
 
 
 @entries("tf-checkpoint")
 @pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
-def test_a_tensorflow_checkpoint_has_the_rows_that_were_written(one: Format, entry: str, scratch: Path) -> None:
-    needs_keras(one)
+def test_a_tensorflow_checkpoint_has_the_rows_that_were_written(
+    stored_format: Format, entry: str, scratch: Path
+) -> None:
+    needs_keras(stored_format)
     import tensorflow as tf
     from write import IDS, SEED, make_model
 
-    expected, path = one.expected(entry), one.unpack(entry, scratch) / "model"
+    expected, path = stored_format.expected(entry), stored_format.unpack(entry, scratch) / "model"
     _keras.keras.utils.set_random_seed(SEED)
-    model = make_model(one.about.get("rows_of_second_table", "bfloat16"))
+    model = make_model(stored_format.about.get("rows_of_second_table", "bfloat16"))
     model.train_on_batch(IDS, np.ones((len(IDS), 25), np.float32))
     tf.train.Checkpoint(model=model).read(os.fspath(path)).expect_partial()
     must_be_the_model(model, expected, untrained=False)
 
 
 def must_be_the_model(model: Any, expected: Arrays, *, untrained: bool = True) -> None:
-    """Compares tables and answers. `untrained`: Those for keys that have no row, too."""
+    """Compares tables and answers. `untrained`: whether to compare answers for keys without a row, too."""
     bindings = tables.of(model)
     assert len(bindings) == len(table_names(expected))
     for number, binding in enumerate(bindings):
-        # The step is the job's, and a file of Keras does not set it.
-        wanted = one_of(expected, f"table_{number}") | {"step": np.array(binding.reader().step, np.int64)}
-        must_equal(of_table(binding.reader()), wanted)
+        # The step belongs to the job, and a file of Keras does not set it.
+        expected_arrays = one_of(expected, f"table_{number}") | {"step": np.array(binding.reader().step, np.int64)}
+        must_equal(of_table(binding.reader()), expected_arrays)
     n = len(expected["ids"]) if untrained else 2
     np.testing.assert_array_equal(model.predict(expected["ids"][:n], verbose=0), expected["output"][:n])
 
 
 @entries("saved-model")
-def test_a_saved_model_answers_as_it_did(one: Format, entry: str, scratch: Path) -> None:
+def test_a_saved_model_answers_as_it_did(stored_format: Format, entry: str, scratch: Path) -> None:
     import tensorflow as tf
 
-    expected = one.expected(entry)
-    model = tf.saved_model.load(os.fspath(one.unpack(entry, scratch) / "model"))
+    expected = stored_format.expected(entry)
+    model = tf.saved_model.load(os.fspath(stored_format.unpack(entry, scratch) / "model"))
     (output,) = model.signatures["serving_default"](tf.constant(expected["ids"])).values()
     np.testing.assert_array_equal(output, expected["output"])
 
 
 @entries("bucket-plan")
-def test_a_bucket_plan_is_read(one: Format, entry: str, scratch: Path) -> None:
-    plan, expected = Plan.load(one.unpack(entry, scratch) / "plan.json"), one.expected(entry)
+def test_a_bucket_plan_is_read(stored_format: Format, entry: str, scratch: Path) -> None:
+    plan, expected = Plan.load(stored_format.unpack(entry, scratch) / "plan.json"), stored_format.expected(entry)
     assert [member for bucket in plan.buckets for member in bucket] == expected["buckets"].tolist()
     assert [len(bucket) for bucket in plan.buckets] == expected["bucket_sizes"].tolist()
     assert list(plan.owners) == expected["owners"].tolist()
     assert list(plan.ready_s) == expected["ready_s"].tolist()
     numbers = [plan.world_size, plan.latency_s, plan.seconds_per_byte, plan.processor_share]
     assert [*numbers, plan.steps, plan.profiles, plan.erratic] == expected["numbers"].tolist()
-    assert [(one.name, one.shape, one.dtype) for one in plan.gradients] == [
+    assert [(gradient.name, gradient.shape, gradient.dtype) for gradient in plan.gradients] == [
         ("a", (2, 3), "float32"),
         ("b", (), "float32"),
         ("c", (5,), "bfloat16"),
@@ -334,26 +341,34 @@ def test_a_bucket_plan_of_the_first_commits_is_read(scratch: Path) -> None:
     assert Plan.load(path).processor_share == 0.0
 
 
-# --- What is refused. ---
+# --- Formats that are refused. ---
 
 
 def current(kind: str) -> Format:
-    """The format of a kind that this version writes, here."""
-    own = [one for one in FORMATS if one.kind == kind and (one.folder / format_support.LAYOUT).exists()]
-    return next(one for one in reversed(own) if "keras" not in one.name or one.name.endswith(KERAS))
+    """Returns the format of a kind that this version writes, under the Keras of this environment."""
+    written_formats = [
+        stored_format
+        for stored_format in FORMATS
+        if stored_format.kind == kind and (stored_format.folder / format_support.LAYOUT).exists()
+    ]
+    return next(
+        stored_format
+        for stored_format in reversed(written_formats)
+        if "keras" not in stored_format.name or stored_format.name.endswith(KERAS)
+    )
 
 
 def format_of_groups() -> tuple[int, int]:
-    """Version and layout hash of the groups that this version reads."""
+    """Returns the version and the layout hash of the groups that this version reads."""
     _, version, digits = current("group").name.split("-")
     return int(version), int(digits, 16)
 
 
 @entries("group", read=False)
-def test_a_group_of_another_format_is_refused(one: Format, entry: str, scratch: Path) -> None:
-    group = one.unpack(entry, scratch) / "group"
+def test_a_group_of_another_format_is_refused(stored_format: Format, entry: str, scratch: Path) -> None:
+    group = stored_format.unpack(entry, scratch) / "group"
     version, layout = format_support.group_layout(group)
-    assert one.name == f"group-{version}-{layout:08x}"
+    assert stored_format.name == f"group-{version}-{layout:08x}"
     own_version, own_layout = format_of_groups()
     table = next(path.name for path in sorted(group.iterdir()) if path.is_dir())
     for mode in ("r", "r+"):
@@ -367,7 +382,7 @@ def test_a_group_of_another_format_is_refused(one: Format, entry: str, scratch: 
         )
 
 
-# Files with a version of their own: where it is, where the checksum of the header is, what the message says of both.
+# Files with their own version: its offset, the offset of the header's checksum, and the message's texts about both.
 VERSIONED_FILES = {
     "tables/group/group": (8, 124, "format version 77 (layout ", "reads format version 3 (layout "),
     "tables/group/user/config": (8, 252, "format version 77 (layout ", "reads format version 3 (layout "),
@@ -382,13 +397,13 @@ VERSIONED_FILES = {
 def test_a_file_of_a_group_with_a_later_version_is_refused(place: str, scratch: Path) -> None:
     entry, _, rest = place.partition("/")
     folder = current("group").unpack(entry, scratch)
-    offset, crc_at, found, read = VERSIONED_FILES[place]
+    offset, crc_at, found_text, read_text = VERSIONED_FILES[place]
     path = max(folder.glob(rest))
     format_support.rewrite(path, {offset: struct.pack("<I", 77)}, crc_at)
     table = "user" if entry == "tables" else "large"
     with pytest.raises(DamagedFileError) as error, Table.open(folder / "group" / table) as opened:
         of_table(opened)
-    must_name(str(error.value), os.fspath(path), found, read, *REMEDY_OF_GROUPS)
+    must_name(str(error.value), os.fspath(path), found_text, read_text, *REMEDY_OF_GROUPS)
 
 
 def test_a_group_of_another_layout_is_refused(scratch: Path) -> None:
@@ -436,7 +451,7 @@ def test_a_keras_file_with_rows_of_a_later_version_is_refused(scratch: Path) -> 
     with zipfile.ZipFile(path, "w") as archive:
         for member in members.iterdir():
             archive.write(member, member.name)
-    with pytest.raises(ValueError, match="cannot load saved rows") as error:  # Keras 3 has words of its own around ours
+    with pytest.raises(ValueError, match="cannot load saved rows") as error:  # Keras 3 adds its own text around ours
         _keras.keras.models.load_model(path)
     must_name(str(error.value), "saved rows of version 7", "reads versions 1 to 2", LATER_VERSION)
 
@@ -454,7 +469,7 @@ def test_a_bucket_plan_of_a_later_version_is_refused(scratch: Path) -> None:
 
 
 def flip(path: Path, offset: int) -> None:
-    """Changes one byte of a file. `offset`: Counted from the end if it is negative."""
+    """Changes one byte of a file. A negative `offset` counts from the end."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x10
     path.write_bytes(data)
@@ -474,15 +489,15 @@ def test_a_damaged_record_on_disk_is_refused(scratch: Path) -> None:
     (path,) = (folder / "disk").rglob("records.0")
     data = bytearray(path.read_bytes())
     for at in range(4096, len(data), 64):
-        data[at : at + 8] = bytes(one ^ 0x10 for one in data[at : at + 8])
+        data[at : at + 8] = bytes(byte ^ 0x10 for byte in data[at : at + 8])
     path.write_bytes(data)
     with Table.open(folder / "group/large") as table, pytest.raises(DamagedFileError):
         of_table(table)
 
 
 @entries("parameter-file")
-def test_a_damaged_parameter_file_is_refused(one: Format, entry: str, scratch: Path) -> None:
-    path = one.unpack(entry, scratch) / "adam.tfsps"
+def test_a_damaged_parameter_file_is_refused(stored_format: Format, entry: str, scratch: Path) -> None:
+    path = stored_format.unpack(entry, scratch) / "adam.tfsps"
     flip(path, -40)
     reader = _table.ParameterFileReader(os.fspath(path))
     with pytest.raises(DamagedFileError, match=r"adam\.tfsps"):
@@ -490,8 +505,8 @@ def test_a_damaged_parameter_file_is_refused(one: Format, entry: str, scratch: P
 
 
 @entries("checkpoint")
-def test_a_damaged_checkpoint_is_refused(one: Format, entry: str, scratch: Path) -> None:
-    folder = one.unpack(entry, scratch)
+def test_a_damaged_checkpoint_is_refused(stored_format: Format, entry: str, scratch: Path) -> None:
+    folder = stored_format.unpack(entry, scratch)
     newest = max(folder.iterdir())
     flip(min(newest.glob("*.tfsps")), -40)
     with pytest.raises(DamagedFileError, match="is damaged: its checksum is"):
@@ -500,10 +515,10 @@ def test_a_damaged_checkpoint_is_refused(one: Format, entry: str, scratch: Path)
 
 
 @entries("saved-model")
-def test_a_damaged_asset_of_a_saved_model_is_refused(one: Format, entry: str, scratch: Path) -> None:
+def test_a_damaged_asset_of_a_saved_model_is_refused(stored_format: Format, entry: str, scratch: Path) -> None:
     import tensorflow as tf
 
-    folder, expected = one.unpack(entry, scratch) / "model", one.expected(entry)
+    folder, expected = stored_format.unpack(entry, scratch) / "model", stored_format.expected(entry)
     flip(min((folder / "assets").iterdir()), -20)
     model = tf.saved_model.load(os.fspath(folder))
     with pytest.raises(tf.errors.DataLossError, match="damaged"):
@@ -518,20 +533,20 @@ def test_a_damaged_bucket_plan_is_refused(scratch: Path) -> None:
 
 
 def test_the_comparison_notices_one_wrong_byte(scratch: Path) -> None:
-    one = current("group")
-    folder, expected = one.unpack("tables", scratch), one_of(one.expected("tables"), "user")
+    stored_format = current("group")
+    folder, expected = stored_format.unpack("tables", scratch), one_of(stored_format.expected("tables"), "user")
     (path,) = (folder / "group/user").glob("plane.embedding.*")
     flip(path, 9)
     with Table.open(folder / "group/user") as table, pytest.raises(AssertionError, match="rows differs"):
         must_equal(of_table(table), expected)
 
 
-# --- What is written now. ---
+# --- Formats that are written now. ---
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all formats that this version writes, written now."""
+    """A folder with all formats that this version writes, which were written now."""
     import write
 
     folder = tmp_path_factory.mktemp("written")
@@ -546,7 +561,7 @@ def test_what_is_written_now_is_what_the_newest_folder_has(written: Path) -> Non
 
 
 def differences(written: Path) -> list[str]:
-    """What differs between formats that were just written and the corpus, in words."""
+    """Describes the differences between formats that were just written and the corpus."""
     problems = []
     for folder in sorted(written.iterdir()):
         old, how = format_support.DATA / folder.name, f"raise the number of the format and run {PROGRAM}"
@@ -557,10 +572,14 @@ def differences(written: Path) -> list[str]:
                 f"the old number: {how}."
             )
             continue
-        found, expected = (json.loads((one / format_support.LAYOUT).read_text()) for one in (folder, old))
-        for entry in sorted({*found, *expected}):
-            own, theirs = found.get(entry, {}), expected.get(entry, {})
-            files = sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
+        layouts_written, layouts_stored = (
+            json.loads((format_folder / format_support.LAYOUT).read_text()) for format_folder in (folder, old)
+        )
+        for entry in sorted({*layouts_written, *layouts_stored}):
+            files_written, files_stored = layouts_written.get(entry, {}), layouts_stored.get(entry, {})
+            files = sorted(
+                name for name in {*files_written, *files_stored} if files_written.get(name) != files_stored.get(name)
+            )
             if files:
                 problems.append(
                     f"This version writes entry {entry} of {folder.name} differently than the version that wrote "

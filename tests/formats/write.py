@@ -3,19 +3,19 @@
     .venv/bin/python tests/formats/write.py              # all formats whose folder in tests/formats/data is missing
     .venv/bin/python tests/formats/write.py --to FOLDER  # all formats, to another folder
 
-Run it before the number of a format rises, under each environment (`.venv`, and `.venv-tf215` for Keras 2), and commit
-what it writes: the folder is then the only trace of the old format. A folder that is there is never written again.
+Run it before the number of a format rises, in each environment (`.venv`, and `.venv-tf215` for Keras 2), and commit the
+files: the folder is then the only trace of the old format. The program never writes an existing folder again.
 
 Seeds, keys, identifiers and values are fixed, and every entry is small. `test_formats.py` reads all folders every day.
-It also runs this program, and fails if the files have another form than the newest folder of the same format.
+It also runs this program, and fails if the files differ in form from the newest folder of the same format.
 
 An entry has these tables:
 
     group            user, float32[4], Adam, five metadata planes; item, float32[3], row-wise Adagrad, keys below 50;
                      narrow, bfloat16[8], momentum; half, float16[5], FTRL. Rows were added, trained and erased
-    tiered           one table of 1,500 rows, of which most are on disk
+    tiered           one table of 1,500 rows, most of which are on disk
     parameter-file   a file for each row optimizer, one with metadata, one of each 16-bit type, one of a shard
-    checkpoint       a base and an increment of a model with two tables; and a checkpoint that two nodes have written
+    checkpoint       a base and an increment of a model with two tables; and a checkpoint that two nodes wrote
     keras-file       a model with `Embedding`, `EmbeddingReduce` and `EmbeddingCollection`, trained for one step
     tf-checkpoint    the same model as a `tf.train.Checkpoint`
     saved-model      the same model as a SavedModel
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.append(os.fspath(Path(__file__).resolve().parents[2]))  # .venv-tf215 does not have the package installed
+sys.path.append(os.fspath(Path(__file__).resolve().parents[2]))  # the package is not installed in .venv-tf215
 
 import format_support
 import numpy as np
@@ -52,7 +52,7 @@ from tf_sparse_ps.table import Table, disk_folders, step
 KEYS = np.array([0, 1, 2, 3, 7, 11, 49, 1_000, 2**40, 2**63 - 1, -1, -(2**63)], np.int64)
 ITEMS = np.arange(0, 50, 3, dtype=np.int64)
 ERASED = np.array([3, 2**40], np.int64)
-IDS = np.array([[1, 2, 3], [3, 0, 9], [14, 15, 16]], np.int64)  # what models are asked for; 14 to 16 are untrained
+IDS = np.array([[1, 2, 3], [3, 0, 9], [14, 15, 16]], np.int64)  # inputs of the models; 14 to 16 are untrained
 TRAINED = IDS[:2]
 TARGETS = np.array([[1.0], [-1.0]], np.float32)
 SEED = 1_234_567
@@ -85,15 +85,15 @@ KINDS = (
 
 
 def values(n: int, dim: int, seed: int) -> np.ndarray:
-    """Rows of multiples of 1/8, which every type of rows holds exactly: float32[n, dim]."""
+    """Returns rows of multiples of 1/8, which every type of rows stores exactly: float32[n, dim]."""
     return (np.random.default_rng(seed).integers(-64, 64, (n, dim)) / 8).astype(np.float32)
 
 
 def rows_of(table: Table, prefix: str) -> Arrays:
-    """All of a table, by ascending keys, under names that begin with a prefix."""
+    """Returns all contents of a table, by ascending keys, under names that begin with a prefix."""
     keys = np.sort(table.keys())
-    found, rows, slots = table.entries(keys)
-    assert found.all()
+    present, rows, slots = table.entries(keys)
+    assert present.all()
     arrays = {"keys": keys, "rows": rows, **{f"slot_{k}": slot for k, slot in enumerate(slots)}}
     arrays |= {f"metadata_{name}": array for name, array in table.metadata(keys).items()}
     return {f"{prefix}/{name}": array for name, array in arrays.items()} | {
@@ -139,7 +139,7 @@ def make_group(folder: Path, configs: Sequence[TableConfig]) -> list[Table]:
 
 
 def write_group(folder: Path) -> Arrays:
-    """The entry `tables`: four tables of one group, at step 3."""
+    """Writes the entry `tables`: four tables of one group, at step 3."""
     user, item, narrow, half = tables = make_group(folder / "group", TABLES)
     for number, table in enumerate(tables):
         keys = ITEMS if table is item else KEYS
@@ -175,7 +175,7 @@ def write_group(folder: Path) -> Arrays:
 
 
 def write_tiered(folder: Path) -> Arrays:
-    """The entry `tiered`: a table of which most rows are records on disk."""
+    """Writes the entry `tiered`: a table most of whose rows are records on disk."""
     config = TableConfig(
         "large",
         4,
@@ -201,7 +201,7 @@ def write_tiered(folder: Path) -> Arrays:
 
 
 def write_parameter_files(folder: Path) -> Arrays:
-    """The entry `files`: one file for each row optimizer and type of rows, and one of a shard."""
+    """Writes the entry `files`: one file for each row optimizer and type of rows, and one of a shard."""
     expected: Arrays = {}
     initializer = {"kind": "uniform", "a": -0.05, "b": 0.05, "seed": SEED, "salt": 3}
 
@@ -226,7 +226,7 @@ def write_parameter_files(folder: Path) -> Arrays:
         arrays = {"keys": keys, "rows": rows, "step": np.array(41, np.int64)}
         arrays |= {f"slot_{k}": slot for k, slot in enumerate(slots)}
         arrays |= {f"metadata_{plane}": array for plane, array in planes.items()}
-        expected.update({f"files/{name}/{one}": array for one, array in arrays.items()})
+        expected.update({f"files/{name}/{name_of_array}": array for name_of_array, array in arrays.items()})
 
     def widths(kind: str) -> list[int]:
         return _table.slot_widths(kind, 3)
@@ -243,14 +243,14 @@ def write_parameter_files(folder: Path) -> Arrays:
     return expected
 
 
-# --- What needs TensorFlow. ---
+# --- Formats that need TensorFlow. ---
 
 
 def make_model(dtype: str = "bfloat16") -> Any:
-    """ids[batch, 3] -> three layers with four tables -> their rows, side by side: float32[batch, 25].
+    """Returns a model: ids[batch, 3] -> three layers with four tables -> their rows, concatenated: float32[batch, 25].
 
     Args:
-      dtype: Of the rows of the collection's second table.
+      dtype: The dtype of the rows of the collection's second table.
     """
     from tf_sparse_ps._compat import _keras
 
@@ -264,13 +264,13 @@ def make_model(dtype: str = "bfloat16") -> Any:
         "second": tsps.FeatureConfig(tsps.TableConfig("other", 3, dtype=dtype, rounding="nearest"), combiner="sum"),
         "third": tsps.FeatureConfig(shared, combiner="sum"),
     }
-    found = tsps.EmbeddingCollection(features, name="both")(dict.fromkeys(features, inputs))
+    collection_rows = tsps.EmbeddingCollection(features, name="both")(dict.fromkeys(features, inputs))
     parts = [
         keras.layers.Flatten()(tsps.Embedding(None, 3, name="words")(inputs)),
         tsps.EmbeddingReduce(20, 5, combiner="sum", name="bags")(inputs),
-        keras.layers.Flatten()(found["first"]),
-        found["second"],
-        found["third"],
+        keras.layers.Flatten()(collection_rows["first"]),
+        collection_rows["second"],
+        collection_rows["third"],
     ]
     model = keras.Model(inputs, keras.layers.Concatenate()(parts))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.5)), "mse")
@@ -278,14 +278,14 @@ def make_model(dtype: str = "bfloat16") -> Any:
 
 
 def bindings_of(model: Any) -> list[Any]:
-    """The tables of a model, in the order of its layers."""
+    """Returns the bindings of a model's tables, in the order of its layers."""
     from tf_sparse_ps.checkpoints import tables
 
     return tables.of(model)
 
 
 def trained_model() -> tuple[Any, Arrays]:
-    """The model after one step, and what its tables hold and what it answers."""
+    """Returns the model after one step, the contents of its tables, and its answers."""
     from tf_sparse_ps._compat import _keras
 
     _keras.keras.utils.set_random_seed(SEED)
@@ -302,14 +302,14 @@ def prefixed(prefix: str, arrays: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def write_keras_file(folder: Path) -> Arrays:
-    """The entry `model`: `model.keras`."""
+    """Writes the entry `model`: `model.keras`."""
     model, expected = trained_model()
     model.save(folder / "model.keras")
     return prefixed("model", expected)
 
 
 def write_tf_checkpoint(folder: Path) -> Arrays:
-    """The entry `model`: a `tf.train.Checkpoint`."""
+    """Writes the entry `model`: a `tf.train.Checkpoint`."""
     import tensorflow as tf
 
     model, expected = trained_model()
@@ -318,7 +318,7 @@ def write_tf_checkpoint(folder: Path) -> Arrays:
 
 
 def write_saved_model(folder: Path) -> Arrays:
-    """The entry `model`: a SavedModel, with the signature `serving_default`."""
+    """Writes the entry `model`: a SavedModel, with the signature `serving_default`."""
     import tensorflow as tf
 
     from tf_sparse_ps._compat import _keras
@@ -332,7 +332,7 @@ def write_saved_model(folder: Path) -> Arrays:
 
 
 def make_checkpointed_model() -> Any:
-    """ids[batch, 2] -> two tables -> one output."""
+    """Returns a model: ids[batch, 2] -> two tables -> one output."""
     from tf_sparse_ps._compat import _keras
 
     keras = _keras.keras
@@ -341,8 +341,8 @@ def make_checkpointed_model() -> Any:
     inputs = keras.Input((2,), dtype="int64")
     configs = [tsps.TableConfig("unbounded", 3), tsps.TableConfig("limited", 4, key_limit=400, dtype="float16")]
     parts = [
-        keras.layers.Flatten()(tsps.Embedding(one.key_limit, one.dim, table=one, name=one.name)(inputs))
-        for one in configs
+        keras.layers.Flatten()(tsps.Embedding(config.key_limit, config.dim, table=config, name=config.name)(inputs))
+        for config in configs
     ]
     model = keras.Model(inputs, keras.layers.Dense(1, name="dense")(keras.layers.Concatenate()(parts)))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
@@ -350,12 +350,12 @@ def make_checkpointed_model() -> Any:
 
 
 def dense_weights(model: Any) -> list[np.ndarray]:
-    """The dense weights of the model of `make_checkpointed_model`."""
-    return [np.asarray(one) for one in model.get_layer("dense").get_weights()]
+    """Returns the dense weights of the model of `make_checkpointed_model`."""
+    return [np.asarray(weight) for weight in model.get_layer("dense").get_weights()]
 
 
 def write_checkpoints(folder: Path) -> Arrays:
-    """The entry `job`: a base at step 3 and an increment at step 4, of a job of one rank."""
+    """Writes the entry `job`: a base at step 3 and an increment at step 4, of a job of one rank."""
     import tf_sparse_ps as tsps
     from tf_sparse_ps._compat import _keras
     from tf_sparse_ps._ops.eager import eager_ops
@@ -373,7 +373,7 @@ def write_checkpoints(folder: Path) -> Arrays:
         name = Path(checkpointer.save()).name
         for number, binding in enumerate(bindings_of(model)):
             expected.update(rows_of(binding.reader(), f"job/{name}/table_{number}"))
-        expected.update({f"job/{name}/dense_{k}": one for k, one in enumerate(dense_weights(model))})
+        expected.update({f"job/{name}/dense_{k}": weight for k, weight in enumerate(dense_weights(model))})
 
     for _ in range(3):
         train(120)
@@ -388,7 +388,7 @@ def write_checkpoints(folder: Path) -> Arrays:
 
 
 def write_checkpoint_of_two_nodes(folder: Path) -> Arrays:
-    """The entry `two_nodes`: a base whose tables two nodes have written, each its keys. Needs no second process."""
+    """Writes the entry `two_nodes`: a base in which each of two nodes has written its keys, by one process."""
     from tf_sparse_ps.checkpoints import array_file, manifest
     from tf_sparse_ps.checkpoints.captured import Captured
     from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, SaveFolder
@@ -449,7 +449,7 @@ def write_checkpoint_of_two_nodes(folder: Path) -> Arrays:
 
 
 def write_bucket_plan(folder: Path) -> Arrays:
-    """The entry `plan`: three gradients in two buckets, with a server, for two ranks."""
+    """Writes the entry `plan`: three gradients in two buckets, with a server, for two ranks."""
     from tf_sparse_ps.schedules.bucket_plan import Gradient, Plan
 
     plan = Plan(
@@ -481,7 +481,7 @@ def write_bucket_plan(folder: Path) -> Arrays:
 
 
 def formats() -> dict[str, dict[str, Callable[[Path], Arrays]]]:
-    """The formats that this version writes in this environment: the entries of each, by the names of the folders.
+    """Returns the formats that this version writes in this environment: the entries of each, by its folder's name.
 
     A group's name has the hash of its layout, which changes when a struct does. Files of Keras and TensorFlow are
     written under each major version of Keras.
@@ -507,7 +507,7 @@ def formats() -> dict[str, dict[str, Callable[[Path], Arrays]]]:
         ).finish()
         (parameter_file,) = struct.unpack_from("<I", Path(folder, "file.tfsps").read_bytes(), 8)
     keras = "keras3" if _keras.IS_KERAS_3 else "keras2"
-    found: dict[str, dict[str, Callable[[Path], Arrays]]] = {
+    entries_of: dict[str, dict[str, Callable[[Path], Arrays]]] = {
         f"group-{version}-{layout:08x}": {"tables": write_group, "tiered": write_tiered},
         f"parameter-file-{parameter_file}": {"files": write_parameter_files},
         f"checkpoint-{manifest.VERSION}": {"job": write_checkpoints, "two_nodes": write_checkpoint_of_two_nodes},
@@ -516,11 +516,11 @@ def formats() -> dict[str, dict[str, Callable[[Path], Arrays]]]:
         f"saved-model-{parameter_file}-{keras}": {"model": write_saved_model},
         f"bucket-plan-{bucket_plan._FORMAT.rpartition(' ')[2]}": {"plan": write_bucket_plan},
     }
-    return found
+    return entries_of
 
 
 def written_by() -> dict[str, str]:
-    """What wrote the files, for whoever reads `about.json` later."""
+    """Describes the program that wrote the files, for later readers of `about.json`."""
     import tensorflow as tf
 
     import tf_sparse_ps
@@ -540,8 +540,8 @@ def written_by() -> dict[str, str]:
 def write_format(name: str, entries: Mapping[str, Callable[[Path], Arrays]], folder: Path) -> None:
     """Writes the folder of one format, whole or not at all."""
     with tempfile.TemporaryDirectory(prefix="tsps-formats-", dir="/dev/shm") as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
+        finished = Path(scratch) / "made"
+        finished.mkdir()
         expected: Arrays = {}
         layout: dict[str, Any] = {}
         for entry, write in entries.items():
@@ -549,12 +549,12 @@ def write_format(name: str, entries: Mapping[str, Callable[[Path], Arrays]], fol
             files.mkdir(mode=0o700)
             expected |= write(files)
             layout[entry] = format_support.describe(format_support.kind_of(name), files)
-            format_support.pack(files, made / f"{entry}.tar.xz")
+            format_support.pack(files, finished / f"{entry}.tar.xz")
         about = {"format": name, "read": True, "written_by": written_by()}
-        np.savez_compressed(made / format_support.EXPECTED, **expected)  # type: ignore[arg-type]
+        np.savez_compressed(finished / format_support.EXPECTED, **expected)  # type: ignore[arg-type]
         for file, content in ((format_support.ABOUT, about), (format_support.LAYOUT, layout)):
-            (made / file).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-        shutil.copytree(made, folder)
+            (finished / file).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        shutil.copytree(finished, folder)
 
 
 def main() -> int:
@@ -563,7 +563,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tsps-formats-", dir="/dev/shm") as tables:
-        os.environ["TFSPS_DIR"] = tables  # nobody else's tables
+        os.environ["TFSPS_DIR"] = tables  # no other process uses these tables
         os.environ.pop("TFSPS_JOB", None)
         warnings.simplefilter("ignore")
         for name, entries in formats().items():
@@ -572,7 +572,7 @@ def main() -> int:
                 print(f"{name}: the folder is there, and stays as it is")
                 continue
             write_format(name, entries, folder)
-            size = sum(one.stat().st_size for one in folder.iterdir())
+            size = sum(file.stat().st_size for file in folder.iterdir())
             print(f"{name}: {len(entries)} entries, {size / 1000:.1f} kB")
     return 0
 

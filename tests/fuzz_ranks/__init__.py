@@ -1,1 +1,1 @@
-"""Random programs in which one rank does something else than the others."""
+"""Random programs in which one rank acts differently from the others."""

@@ -1,9 +1,9 @@
-"""python -m tests.fuzz_ranks [--draws N] [--minutes M] [--seed S]: random programs in which one rank is different.
+"""python -m tests.fuzz_ranks [--draws N] [--minutes M] [--seed S]: random programs in which one rank acts differently.
 
-Of two to four ranks one raises, is interrupted, imports a module, writes, sets another learning rate, saves, evaluates
+One of two to four ranks raises, is interrupted, imports a module, writes, sets another learning rate, saves, evaluates
 or validates alone, leaves out a callback, builds another layer or has another option, at a random moment. Afterwards
 all ranks agree bit for bit, or all have ended in time with a message that names the difference. The controls come
-first: faults that are planted must be found.
+first: the fuzzer must find planted faults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.fuzz_ranks import controls, one_draw, plan  # noqa: E402
 
 
 def main() -> int:
-    """See above; returns the exit status."""
+    """Makes the controls and the draws; returns the exit status."""
     show = ("--show", "the output of every draw")
     arguments = draws.parse("python -m tests.fuzz_ranks", __doc__.split("\n\n")[0], show)
     seed = arguments.seed
@@ -34,27 +34,29 @@ def main() -> int:
             return int(bool(missed))
     results = draws.make(
         arguments,
-        lambda one: one_draw.make(plan.draw(one)),
-        lambda result: _told(result) if result.problem or arguments.show else "",
+        lambda seed_of_draw: one_draw.make(plan.draw(seed_of_draw)),
+        lambda result: _result_text(result) if result.problem or arguments.show else "",
     )
     return _summary(results, seed)
 
 
 def _missed() -> list[str]:
-    """Makes the controls; returns those that went wrong."""
-    found = []
-    for name, (one, expected) in controls.CONTROLS.items():
-        result = one_draw.make(one, run_s=45.0 if expected == "hang" else one_draw.RUN_S)
+    """Makes the controls; returns those that failed."""
+    failures = []
+    for name, (plan_of_control, expected) in controls.CONTROLS.items():
+        result = one_draw.make(plan_of_control, run_s=45.0 if expected == "hang" else one_draw.RUN_S)
         if not result.problem.startswith(expected):
-            found.append(f"the planted fault {name!r} was not found: {result.problem or result.ended}\n{result.output}")
+            failures.append(
+                f"the planted fault {name!r} was not found: {result.problem or result.ended}\n{result.output}"
+            )
     clean = one_draw.make(controls.CLEAN)
     if clean.problem or clean.ended != "agreed":
-        found.append(f"a job without a fault has a problem: {clean.problem or clean.ended}\n{clean.output[-4000:]}")
-    return found
+        failures.append(f"a job without a fault has a problem: {clean.problem or clean.ended}\n{clean.output[-4000:]}")
+    return failures
 
 
-def _told(result: one_draw.Result) -> str:
-    """A draw, in words."""
+def _result_text(result: one_draw.Result) -> str:
+    """Describes the result of a draw."""
     seed = result.plan.seed
     return (
         f"{'FAILED' if result.problem else 'ok'} seed {seed} (python -m tests.fuzz_ranks --seed {seed} --draws 1 "
@@ -63,7 +65,7 @@ def _told(result: one_draw.Result) -> str:
 
 
 def _summary(results: list[one_draw.Result], seed: int) -> int:
-    """Prints what came of the draws; returns the exit status."""
+    """Prints a summary of the draws; returns the exit status."""
     failed = [result for result in results if result.problem]
     late = [result.late_s for result in results if result.ended == "error"]
     print(f"draws      {len(results)}, seeds {seed} to {seed + len(results) - 1}")

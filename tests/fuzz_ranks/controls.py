@@ -1,8 +1,8 @@
-"""Faults that are planted: the fuzzer must find each.
+"""Planted faults, each of which the fuzzer must find.
 
-To add one: a case in `plant`, which every rank calls at "begin", before ranks are connected, and at "end", before their
-states are compared; and a plan in `CONTROLS` of a job in which the fault shows. A check of the library is switched off
-at "begin", by replacing its function.
+To add one, add a case to `plant`, and a plan to `CONTROLS` of a job in which the fault shows. Every rank calls `plant`
+at "begin", before ranks are connected, and at "end", before their states are compared. To switch a check of the library
+off, replace its function at "begin".
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def plant(fault: str, when: str, rank: int, model: Any) -> None:
     """Plants a fault in this process.
 
     Args:
-      fault: Its name; "": none.
+      fault: The name of the fault; "": none.
       when: "begin" or "end".
-      rank: This process; -1 at the beginning.
-      model: That was trained; None at the beginning.
+      rank: The rank of this process; -1 at the beginning.
+      model: The trained model; None at the beginning.
     """
     if fault == "other weights" and when == "end" and rank == 1:
         variable = model.trainable_variables[-1]
@@ -48,7 +48,7 @@ _QUIET = dataclasses.replace(
     detail="",
 )
 _NOT_COMPARED = dataclasses.replace(_QUIET, fault="no comparison")
-# The plan, and the beginning of what the fuzzer must say.
+# Each plan, and the beginning of the problem that the fuzzer must report.
 CONTROLS: dict[str, tuple[Plan, str]] = {
     "other weights": (dataclasses.replace(_QUIET, fault="other weights"), "silent difference"),
     "a hang": (dataclasses.replace(_QUIET, fault="a hang"), "hang"),

@@ -1,4 +1,4 @@
-"""Runs a draw, and judges it: all ranks agree bit for bit, or all have ended in time with a message that says why."""
+"""Runs a draw, and judges it: all ranks agree bit for bit, or all ended in time with a message that says why."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ for _folder in ("reference", "multirank"):
 import launch  # noqa: E402
 
 TIMEOUT_S = 15  # TFSPS_TIMEOUT_S
-MARGIN_S = 10.0  # after it, all ranks have ended
-RUN_S = 120.0  # for what a job does beside waiting, on a machine that is busy
-# What an error says that names what differs, beside the rank.
+MARGIN_S = 10.0  # within this time after the timeout, all ranks have ended
+RUN_S = 120.0  # for the work of a job in addition to waits, on a busy machine
+# Texts in an error, in addition to the rank, that name the difference.
 _NAMES = r"ranks? \[?[\d, ]*\b{who}\b|TFSPS_|configured differently|every rank|different numbers of batches"
 # The lines of errors among all others.
 _ERROR = r"Error|KeyboardInterrupt|tf_sparse_ps:|Lost|the ranks of this job"
@@ -28,14 +28,14 @@ _ERROR = r"Error|KeyboardInterrupt|tf_sparse_ps:|Lost|the ranks of this job"
 
 @dataclasses.dataclass
 class Result:
-    """Of a draw.
+    """The result of a draw.
 
     Attributes:
-      plan: What was drawn.
-      problem: What was wrong, in words; "": nothing.
-      ended: How the job ended: "agreed"; "error"; or "refused": ranks differ, and no step was made of it.
-      late_s: Seconds to the end of a job with an error, from the event or the last step that a rank made after it.
-      output: Of all ranks.
+      plan: The plan of the draw.
+      problem: A description of the problem; "": none.
+      ended: The end of the job: "agreed"; "error"; or "refused": ranks differ, and no later step was made.
+      late_s: The seconds until a job with an error ended, from the event or the last step that a rank made after it.
+      output: The output of all ranks.
     """
 
     plan: Plan
@@ -49,8 +49,8 @@ def make(plan: Plan, run_s: float = RUN_S) -> Result:
     """Runs a draw.
 
     Args:
-      plan: Of the draw.
-      run_s: How long it may take beside what ranks wait for each other.
+      plan: The plan of the draw.
+      run_s: The seconds that the draw may take in addition to waits of ranks for each other.
     """
     result = Result(plan)
     environment = {"TFSPS_TIMEOUT_S": str(TIMEOUT_S), "CUDA_VISIBLE_DEVICES": ""}
@@ -63,10 +63,10 @@ def make(plan: Plan, run_s: float = RUN_S) -> Result:
         collectives=plan.engine,
     ) as job:
         begin = progress = time.monotonic()
-        said = 0
+        n_reports = 0
         while job.process.poll() is None:
             now = time.monotonic()
-            if said != (said := job.output.count("fuzz: ")):
+            if n_reports != (n_reports := job.output.count("fuzz: ")):
                 progress = now
             limit_s = run_s + TIMEOUT_S + MARGIN_S
             if now - begin > limit_s:
@@ -98,7 +98,7 @@ def _judge(result: Result, status: int, job: launch.Launch) -> None:
             if value == expected:
                 continue
             result.ended = "refused"
-            # A program that catches errors goes on; what differs is refused until the end, and all ranks are told.
+            # A program that catches errors continues. Its steps are refused until the end, and all ranks get errors.
             if not all(_is_named(plan, text) for text in caught):
                 result.problem = f"silent difference: {name} on rank {rank} is {value}, on another {expected}"
                 return

@@ -1,4 +1,4 @@
-"""What a draw is: a job, and what one of its ranks does that the others do not."""
+"""The plan of a draw: a job, and something that only one of its ranks does."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 import json
 import random
 
-# What the rank does, and when it can: "build", before the model is built; "begin", before the first fit; "step", in a
-# fit, behind a step; "between", between the two fits; "always", from the beginning on.
+# The events of the rank, and their possible moments: "build", before the model is built; "begin", before the first fit;
+# "step", after a step of a fit; "between", between the two fits; "always", from the beginning on.
 EVENTS: dict[str, tuple[str, ...]] = {
     "raise": ("build", "begin", "step", "between"),
     "interrupt": ("begin", "step", "between"),
@@ -37,7 +37,7 @@ OPTIONS = (
     "root",
     "every_steps",
 )
-STEPS, EPOCHS = 3, 2  # of each of the two fits
+STEPS, EPOCHS = 3, 2  # in each of the two fits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Plan:
     """A draw.
 
     Attributes:
-      seed: Of it.
+      seed: The seed of the draw.
       engine: "horovod" or "tensorflow".
-      hosts: As horovodrun's -H: one node, or two.
-      ranks: How many.
+      hosts: The hosts, as for horovodrun's -H: one node, or two.
+      ranks: The number of ranks.
       rule: "sgd" or "adam".
-      sharded: The table is spread over the nodes.
-      callbacks: Of both fits, on all ranks.
-      catches: The program catches errors of a fit, and goes on with the next one, as a notebook does.
-      event, moment: See `EVENTS`.
-      who: The rank.
-      step: Of the fit behind which it happens, if the moment is "step".
-      detail: Which callback, which option.
-      fault: That is planted, for controls (`controls.py`); "": none.
+      sharded: Whether the table is spread over the nodes.
+      callbacks: The callbacks of both fits, on all ranks.
+      catches: Whether the program catches errors of a fit, and continues with the next fit, as a notebook does.
+      event, moment: A key and a value of `EVENTS`.
+      who: The rank that acts differently.
+      step: The step of the fit after which the event happens, if the moment is "step".
+      detail: The name of the callback or of the option.
+      fault: The planted fault, for controls (`controls.py`); "": none.
     """
 
     seed: int
@@ -77,18 +77,18 @@ class Plan:
 
     @classmethod
     def of(cls, text: str) -> Plan:
-        """The inverse of `text`."""
-        found = json.loads(text)
-        return cls(**found | {"callbacks": tuple(found["callbacks"])})
+        """Returns the plan of a `text`."""
+        fields = json.loads(text)
+        return cls(**fields | {"callbacks": tuple(fields["callbacks"])})
 
     @property
     def text(self) -> str:
-        """To be sent."""
+        """The plan as text, for the program."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def draw(seed: int) -> Plan:
-    """The plan of a seed."""
+    """Returns the plan of a seed."""
     chance = random.Random(seed)
     ranks = chance.choice((2, 2, 3, 4))
     two_nodes = (ranks > 2 and chance.random() < 0.5) or (ranks == 2 and chance.random() < 0.25)

@@ -1,7 +1,7 @@
 """One rank of a draw. Arguments: the plan; the folder for results.
 
-Prints "fuzz: " and what it is when its event begins and when it has made a step, and writes `state-<rank>.json` at its
-end: digests of what must be equal.
+It prints "fuzz: " and a description when its event begins and after each step. At its end, it writes
+`state-<rank>.json`: digests of everything that must be equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SLEEP_S = 3.0  # less than TFSPS_TIMEOUT_S
 
 
 class FuzzError(Exception):
-    """What a rank of a draw raises."""
+    """The error that a rank of a draw raises."""
 
 
 class Program:
@@ -41,9 +41,9 @@ class Program:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder, self.rank = plan, folder, this_rank.rank()
         self.is_it = plan.who == self.rank
-        self.made = 0  # steps
+        self.made = 0  # number of steps
         self.happened = False
-        # Errors since the last step. Of one that Keras could not build it says something else the second time.
+        # Errors since the last step. Keras reports another error if it tries again to build a model.
         self.caught = ""
 
     # --- the job ---
@@ -88,25 +88,25 @@ class Program:
     def make_callbacks(self) -> list[Any]:
         checkpoints = self.folder / "checkpoints"
         self.checkpoint = None
-        made: list[Any] = []
+        callbacks: list[Any] = []
         for name in self.plan.callbacks:
             if self.is_it and self.plan.event == "skip callback" and self.plan.detail == name:
                 self.say()
             elif name == "Checkpoint":
                 every = self.option("every_steps", 2, 3)
                 self.checkpoint = tsps.callbacks.Checkpoint(checkpoints, every_steps=every)
-                made.append(self.checkpoint)
+                callbacks.append(self.checkpoint)
             elif name == "BroadcastVariables":
-                made.append(tsps.callbacks.BroadcastVariables(root=self.option("root", 0, 1)))
+                callbacks.append(tsps.callbacks.BroadcastVariables(root=self.option("root", 0, 1)))
             elif name == "MetricAverage":
-                made.append(tsps.callbacks.MetricAverage())
+                callbacks.append(tsps.callbacks.MetricAverage())
             elif name == "ReduceLROnPlateau":
-                made.append(keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0))
+                callbacks.append(keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0))
             else:
-                made.append(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9))
-        made.sort(key=lambda one: one is self.checkpoint)  # last
-        mine = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: self.step_made())
-        return [*made, mine] if self.checkpoint is None else [*made[:-1], mine, self.checkpoint]
+                callbacks.append(keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9))
+        callbacks.sort(key=lambda callback: callback is self.checkpoint)  # the checkpoint is the last one
+        counter = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: self.step_made())
+        return [*callbacks, counter] if self.checkpoint is None else [*callbacks[:-1], counter, self.checkpoint]
 
     def fit(self, number: int) -> None:
         epochs = self.option("epochs", EPOCHS, EPOCHS + 1)
@@ -121,7 +121,7 @@ class Program:
         if self.is_it and self.plan.event == "validate":
             self.say()
             validation = make(0)
-        # With the callback epochs count from the first fit on.
+        # With the callback Checkpoint, epochs are counted from the first fit on.
         data = make(0) if self.checkpoint is None else self.checkpoint.dataset(make)
         epochs = epochs if self.checkpoint is None else epochs * (number + 1)
         try:
@@ -182,19 +182,21 @@ class Program:
     # --- the end ---
 
     def state(self) -> dict[str, Any]:
-        """Digests of what all ranks must have alike; of a sharded table, those of a node. And errors of late."""
-        found: dict[str, Any] = {"caught": self.caught, "iterations": int(self.model.optimizer.iterations)}
+        """Returns digests of the state that all ranks share, with those of this node's shards, and recent errors."""
+        digests: dict[str, Any] = {"caught": self.caught, "iterations": int(self.model.optimizer.iterations)}
         node = tsps.job.current().node if self.plan.sharded else 0
         reader = self.layer.bindings[0].reader()
         keys = np.sort(reader.keys())
-        found[f"keys of node {node}"] = _digest(keys)
-        found[f"rows of node {node}"] = _digest(reader.lookup(keys))
-        dense = [one for one in self.model.trainable_variables if getattr(one, "tsps_binding", None) is None]
+        digests[f"keys of node {node}"] = _digest(keys)
+        digests[f"rows of node {node}"] = _digest(reader.lookup(keys))
+        dense = [
+            variable for variable in self.model.trainable_variables if getattr(variable, "tsps_binding", None) is None
+        ]
         for i, variable in enumerate(dense):
-            found[f"dense weight {i}"] = _digest(np.asarray(variable))
+            digests[f"dense weight {i}"] = _digest(np.asarray(variable))
         for i, variable in enumerate(self.model.optimizer.variables):
-            found[f"variable {i} of the optimizer"] = _digest(np.asarray(variable))
-        return found
+            digests[f"variable {i} of the optimizer"] = _digest(np.asarray(variable))
+        return digests
 
 
 def _digest(array: Any) -> str:

@@ -1,4 +1,4 @@
-"""A private group in shared memory for each test."""
+"""Each test has a private group in shared memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def folder() -> Iterator[str]:
 
 @pytest.fixture
 def group(folder: str) -> Iterator[Group]:
-    made = Group(f"{folder}/g")
-    yield made
-    _ops.close_group(made.path)
+    new_group = Group(f"{folder}/g")
+    yield new_group
+    _ops.close_group(new_group.path)
 
 
 @pytest.fixture(params=["eager", "function", "nested"])

@@ -1,4 +1,4 @@
-"""Groups with tables for the tests of the ops, and other processes beside them."""
+"""Groups with tables for the tests of the ops, and other processes that use them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def apply_step(
     grads: Sequence[tf.Tensor],
     hyper: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """Applies one step to T tables of one group, publishes it, and returns it. Arguments as in `_ops.make_step`."""
+    """Applies one step to T tables of one group, publishes it, and returns it. Arguments: see `_ops.make_step`."""
     return _ops.lib.tsps_apply(step, paths, uuids, keys, grads, hyper, _ops.NOBODY)
 
 
 @dataclasses.dataclass
 class Table:
-    """A table and a dense copy of its first rows."""
+    """A table, and a dense copy of its first rows."""
 
     path: tf.Tensor
     uuid: tf.Tensor
@@ -40,7 +40,7 @@ class Table:
     anchor: tf.Variable  # float32[0, dim]
 
     def rows(self, keys: Sequence[int]) -> np.ndarray:
-        """float32[n, dim], by a lookup of this table alone."""
+        """Returns float32[n, dim], by a lookup of this table alone."""
         ids = tf.constant(keys, tf.int64)
         return _ops.lookup([ids], [self.path], [self.uuid], [tf.zeros([0, self.dim])], [0]).rows[0].numpy()
 
@@ -54,7 +54,7 @@ class Group:
         _ops.create_group(path, GROUP_UUID)
 
     def table(self, dim: int, rows: int = 0, *, optimizer: str = "", key_limit: int = 0, name: str = "") -> Table:
-        """Creates a table; `rows` > 0 assigns distinct values to keys 0 .. rows - 1."""
+        """Creates a table. `rows` > 0 assigns distinct values to keys 0 .. rows - 1."""
         ordinal = len(self.tables)
         path, uuid = f"{self.path}/{name or f't{ordinal}'}", f"{ordinal:032x}"
         _ops.create_table(
@@ -83,16 +83,16 @@ class Group:
         return [table.anchor for table in self.tables]
 
     def lookup(self, ids: Sequence[tf.Tensor], table_of: Sequence[int]) -> _ops.Lookup:
-        """A lookup of all tables, through their anchors."""
+        """Looks up all tables through their anchors."""
         return _ops.lookup(ids, self.paths, self.uuids, [tf.convert_to_tensor(a) for a in self.anchors], table_of)
 
     def pooled(self, ids, splits, weights, table_of, combiners) -> _ops.PooledLookup:
-        """A pooled lookup of all tables, through their anchors."""
+        """Makes a pooled lookup of all tables through their anchors."""
         carriers = [tf.convert_to_tensor(anchor) for anchor in self.anchors]
         return _ops.pooled_lookup(ids, splits, weights, self.paths, self.uuids, carriers, table_of, combiners)
 
     def apply(self, step: int, keys: Sequence[int], grad: float = 1.0, rate: float = 1.0) -> tf.Tensor:
-        """One SGD step on table 0."""
+        """Applies one SGD step to table 0."""
         table = self.tables[0]
         grads = tf.fill([len(keys), table.dim], grad)
         return apply_step(step, [table.path], [table.uuid], [tf.constant(keys, tf.int64)], [grads], [[rate]])
@@ -100,7 +100,7 @@ class Group:
 
 @contextlib.contextmanager
 def child(code: str, **environment: str) -> Iterator[ForkedProcess]:
-    """Another Python process that runs `code`, killed at the end; what it writes can be read."""
+    """Runs `code` in another Python process, which is killed at the end. Its output can be read."""
     process = start_forked(code, **environment)
     try:
         yield process
@@ -110,7 +110,7 @@ def child(code: str, **environment: str) -> Iterator[ForkedProcess]:
 
 
 def run_child(code: str, timeout_s: float = 240, **environment: str) -> str:
-    """The standard output of another Python process, which has TensorFlow imported; raises when it fails."""
+    """Runs `code` in another Python process, which has imported TensorFlow. Returns its output; raises if it fails."""
     done = run_forked(code, timeout_s=timeout_s, **environment)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout

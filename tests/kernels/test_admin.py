@@ -1,4 +1,4 @@
-"""Groups, tables and the registry of this process."""
+"""Groups, tables, and this process's registry of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_assign_and_erase(group, mode):
 
     initial = table.rows([-6])
     assert mode(write)() == 1
-    np.testing.assert_array_equal(table.rows([5, -6]), [[5, 6], initial[0]])  # of equal keys the last wins
+    np.testing.assert_array_equal(table.rows([5, -6]), [[5, 6], initial[0]])  # the last of equal keys wins
 
 
 def test_assign_sets_slots(group):
@@ -69,14 +69,14 @@ def test_binding_another_optimizer_is_asked_for(group):
 
 def test_bad_tables_are_refused(group):
     uuid = "a" * 32
-    for arguments, said in (
+    for arguments, message in (
         ({"dim": 0}, "dim"),
         ({"dim": 2, "initializer": "orthogonal"}, "orthogonal"),
         ({"dim": 2, "initializer": "uniform", "initializer_args": (1, -1)}, "minval"),
         ({"dim": 2, "initializer_args": (1,)}, r"initializer_args must have shape \[2\]"),
         ({"dim": 2, "key_limit": -1}, "key_limit"),
     ):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             _ops.create_table(f"{group.path}/x", uuid, **arguments)
     with pytest.raises(tf.errors.InvalidArgumentError, match="uuid"):
         _ops.create_table(f"{group.path}/x", "short", dim=2)
@@ -107,13 +107,15 @@ def test_the_next_step_is_behind_the_groups_last_one_and_the_known_one(group, mo
 
 def test_changes_are_marked(group):
     table = group.table(2, rows=5, optimizer="sgd")
-    first = int(_ops.mark_changes(group.path))
+    first_mark = int(_ops.mark_changes(group.path))
     group.apply(1, [1])
-    assert int(_ops.mark_changes(group.path)) == first + 1
+    assert int(_ops.mark_changes(group.path)) == first_mark + 1
     with Table.open(table.path.numpy().decode()) as reader:
-        assert reader.changes_since(reader.mark(first)).written.tolist() == [1]
-        assert reader.changes_since(reader.mark(first + 1)).written.tolist() == []
-        assert reader.changes_since(f"{reader.uuid}:{first}").everything, "as marks were before groups had lives"
+        assert reader.changes_since(reader.mark(first_mark)).written.tolist() == [1]
+        assert reader.changes_since(reader.mark(first_mark + 1)).written.tolist() == []
+        assert reader.changes_since(f"{reader.uuid}:{first_mark}").everything, (
+            "a mark of an older version must select everything"
+        )
 
 
 def test_paths_are_compared_without_their_spelling(group, monkeypatch, folder):
@@ -142,16 +144,16 @@ def test_a_group_made_again_at_the_same_path_is_another_one(group):
     look = tf.function(lambda x, uuid: _ops.lookup([x], [table.path], [uuid], [tf.zeros([0, 2])], [0]).rows[0])
     ids = tf.constant([1], i64)
     look(ids, table.uuid)
-    # This process still has the first one open, as a rank has when its job's directory is replaced.
+    # This process still has the first group open, like a rank whose job's directory was replaced.
     shutil.rmtree(group.path)
-    other = "f" * 32
+    other_uuid = "f" * 32
     code = f"""
 from tf_sparse_ps import _ops
 _ops.create_group({group.path!r}, "e" * 32)
-_ops.create_table({group.path!r} + "/t0", {other!r}, dim=2, initializer="constant", initializer_args=(7, 0))
+_ops.create_table({group.path!r} + "/t0", {other_uuid!r}, dim=2, initializer="constant", initializer_args=(7, 0))
 """
     run_child(code)
-    np.testing.assert_array_equal(look(ids, tf.constant(other)), [[7, 7]])
+    np.testing.assert_array_equal(look(ids, tf.constant(other_uuid)), [[7, 7]])
     with pytest.raises(tf.errors.FailedPreconditionError, match="uuid"):
         look(ids, table.uuid)
 
@@ -165,7 +167,7 @@ def test_create_group_replaces_the_handle_of_a_removed_group(group, folder):
 
 
 def test_a_table_made_by_another_process_appears(group):
-    """The leader creates, another rank of the node waits until it can look up."""
+    """The leader creates the table. Another rank of the node waits until it can look it up."""
     code = f"""
 import sys, time
 import tensorflow as tf
@@ -186,17 +188,17 @@ print(found.rows[0].numpy().tolist(), flush=True)
 
 
 def test_threads_are_checked():
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 1024\]. Received: 1 and, to write, -1"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 1024\]. Received: threads=1, writer_threads=-1"):
         _ops.set_threads(1, -1)
     _ops.set_threads(2, 2)
 
 
 def test_other_tensorflows_are_refused_by_name():
-    for found in ("2.14.1", "2.22.0", "3.0", "1.15", "nightly"):
-        with pytest.raises(ImportError, match=rf"works with TensorFlow 2.15 to 2.21; found TensorFlow {found}"):
-            _ops.check_tensorflow_version(found)
-    for found in ("2.15.1", "2.16.0rc1", "2.21.0", "2.21.0-dev20260101"):
-        _ops.check_tensorflow_version(found)
+    for version in ("2.14.1", "2.22.0", "3.0", "1.15", "nightly"):
+        with pytest.raises(ImportError, match=rf"works with TensorFlow 2.15 to 2.21; found TensorFlow {version}"):
+            _ops.check_tensorflow_version(version)
+    for version in ("2.15.1", "2.16.0rc1", "2.21.0", "2.21.0-dev20260101"):
+        _ops.check_tensorflow_version(version)
 
 
 def test_a_missing_library_says_how_to_get_it(monkeypatch):
@@ -206,29 +208,29 @@ def test_a_missing_library_says_how_to_get_it(monkeypatch):
 
 
 def test_a_removed_table_is_gone_for_functions_that_have_found_it(group):
-    kept, going = group.table(2, rows=3, optimizer="sgd"), group.table(3, rows=3, optimizer="sgd")
+    kept_table, removed_table = group.table(2, rows=3, optimizer="sgd"), group.table(3, rows=3, optimizer="sgd")
     look = tf.function(lambda x, path, uuid: _ops.lookup([x], [path], [uuid], [tf.zeros([0, 3])], [0]).rows[0])
     ids = tf.constant([1], i64)
-    look(ids, going.path, going.uuid)
+    look(ids, removed_table.path, removed_table.uuid)
     assert group.apply(1, [1]) == 1
-    before = kept.rows([0, 1, 2])
-    _ops.remove_table(going.path, going.uuid)
+    before = kept_table.rows([0, 1, 2])
+    _ops.remove_table(removed_table.path, removed_table.uuid)
     for use in (
-        lambda: look(ids, going.path, going.uuid),
-        lambda: _ops.remove_table(going.path, going.uuid),
-        lambda: _ops.assign(going.path, going.uuid, ids, tf.zeros([1, 3])),
-        lambda: apply_step(2, [going.path], [going.uuid], [ids], [tf.ones([1, 3])], [[1.0]]),
+        lambda: look(ids, removed_table.path, removed_table.uuid),
+        lambda: _ops.remove_table(removed_table.path, removed_table.uuid),
+        lambda: _ops.assign(removed_table.path, removed_table.uuid, ids, tf.zeros([1, 3])),
+        lambda: apply_step(2, [removed_table.path], [removed_table.uuid], [ids], [tf.ones([1, 3])], [[1.0]]),
     ):
         with pytest.raises(tf.errors.NotFoundError, match="no table 't1'"):
             use()
-    # Its place is given again; what has found the old one does not find the new one in it.
+    # A new table takes its place. Functions that have found the old table do not find the new one.
     _ops.create_table(f"{group.path}/t2", "f" * 32, dim=3, initializer="constant", initializer_args=(7, 0))
     with pytest.raises(tf.errors.NotFoundError, match="no table 't1'"):
-        look(ids, going.path, going.uuid)
+        look(ids, removed_table.path, removed_table.uuid)
     np.testing.assert_array_equal(look(ids, tf.constant(f"{group.path}/t2"), tf.constant("f" * 32)), [[7, 7, 7]])
-    np.testing.assert_array_equal(kept.rows([0, 1, 2]), before)
+    np.testing.assert_array_equal(kept_table.rows([0, 1, 2]), before)
     with pytest.raises(tf.errors.FailedPreconditionError, match="uuid"):
-        _ops.remove_table(kept.path, "e" * 32)
+        _ops.remove_table(kept_table.path, "e" * 32)
 
 
 def test_only_the_writer_removes_tables_and_others_unmap_them(group, folder):
@@ -253,5 +255,5 @@ else:
     raise AssertionError("removed")
 """
     run_child(code)
-    _ops.forget_table(table.path)  # nothing, where the writer is
+    _ops.forget_table(table.path)  # has no effect in the writer's process
     np.testing.assert_array_equal(table.rows([1]), table.rows([1]))

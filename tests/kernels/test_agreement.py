@@ -1,4 +1,4 @@
-"""What ranks must agree on: facts, their digest, the votes that carry it, and the text that names a difference."""
+"""Facts that ranks must agree on: their digest, the votes that carry it, and the text that names a difference."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ THREE = np.ones(3, np.float32)
 @tf.autograph.experimental.do_not_convert
 def facts(seed=1, numbers=(1, 2), reals=(0.5,), values=(THREE,)):
     return _ops.facts(
-        tf.constant(seed, i64), tf.constant(numbers, i64), [tf.constant(reals)], [tf.constant(one) for one in values]
+        tf.constant(seed, i64),
+        tf.constant(numbers, i64),
+        [tf.constant(reals)],
+        [tf.constant(value) for value in values],
     )
 
 
 def test_facts_are_the_numbers_the_bits_of_reals_and_a_digest_of_values(mode):
-    made = mode(lambda: facts())()
-    assert made.facts[:3].numpy().tolist() == [1, 2, int(np.float32(0.5).view(np.uint32))]
-    assert made.facts.shape == [4]
-    again = facts()
-    assert made.digest == again.digest
-    np.testing.assert_array_equal(made.facts, again.facts)
+    eager_or_traced = mode(lambda: facts())()
+    assert eager_or_traced.facts[:3].numpy().tolist() == [1, 2, int(np.float32(0.5).view(np.uint32))]
+    assert eager_or_traced.facts.shape == [4]
+    repeated = facts()
+    assert eager_or_traced.digest == repeated.digest
+    np.testing.assert_array_equal(eager_or_traced.facts, repeated.facts)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_statements_among_the_verdicts_refuse_a_step_when_digests_differ(group):
     nothing = tf.constant(list(_ops.NO_OBJECTIONS), tf.uint8)
 
     def decide(*digests):
-        said = [one for digest in digests for one in (nothing, _ops.statement(group.path, tf.constant(digest, i64)))]
+        votes = [vote for digest in digests for vote in (nothing, _ops.statement(group.path, tf.constant(digest, i64)))]
         verdict = _ops.prepare_step(
             group.path,
             1,
@@ -75,7 +78,7 @@ def test_statements_among_the_verdicts_refuse_a_step_when_digests_differ(group):
             [tf.ones([1, 2])],
             [tf.constant([0.5])],
         )
-        return _ops.decide_step(group.path, tf.concat([verdict, *said], 0))
+        return _ops.decide_step(group.path, tf.concat([verdict, *votes], 0))
 
     for digests in [(-7, 5), (5, 5, 6), (0, 1 << 56)]:
         refused = decide(*digests)
@@ -103,9 +106,9 @@ def test_a_look_up_of_a_step_leaves_its_error_to_the_step_where_that_is_allowed(
         look(ids[0])
     _ops.allow_objections(group.path, allowed=True)
     assert not np.any(look(ids[0])[0])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="an earlier look-up of a training step.*" + text):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="an earlier lookup of a training step.*" + text):
         plain(tf.constant([1], i64))
-    np.testing.assert_array_equal(plain(tf.constant([1], i64))[0], table.rows([1]))  # once
+    np.testing.assert_array_equal(plain(tf.constant([1], i64))[0], table.rows([1]))  # read once
     assert not np.any(pool(ids[0])[0])
     refused = _ops.decide_step(group.path, _ops.statement(group.path, tf.constant(0, i64)))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"ids\[1\] = 11 is not in \[0, 10\)"):
@@ -113,7 +116,7 @@ def test_a_look_up_of_a_step_leaves_its_error_to_the_step_where_that_is_allowed(
     look(ids[0])
     with pytest.raises(tf.errors.InvalidArgumentError, match=text):
         _ops.raise_objection(group.path)
-    _ops.raise_objection(group.path)  # nothing is left
+    _ops.raise_objection(group.path)  # no objection is left
     with pytest.raises(tf.errors.InvalidArgumentError, match=text):
         plain(ids[0])
 
@@ -123,8 +126,10 @@ def test_a_difference_is_named_with_the_rank_the_values_and_the_remedy(mode):
         names = ["count", "rate", "rows"]
         return _ops.explain_difference(verdict, gathered, names, "ifh", ["do this", "do that"], [0, 1, 1])
 
-    differ, nothing = (tf.constant(list(one), tf.uint8) for one in (_ops.RANKS_DIFFER, _ops.NO_OBJECTIONS))
-    bits = [int(np.float32(one).view(np.uint32)) for one in (0.5, 0.25)]
+    differ, nothing = (
+        tf.constant(list(verdict_bytes), tf.uint8) for verdict_bytes in (_ops.RANKS_DIFFER, _ops.NO_OBJECTIONS)
+    )
+    bits = [int(np.float32(rate).view(np.uint32)) for rate in (0.5, 0.25)]
     explain = mode(explained)
     alike = tf.constant([1, bits[0], 9] * 3, i64)
     assert bytes(explain(nothing, alike).numpy()) == _ops.NO_OBJECTIONS
@@ -151,13 +156,13 @@ def test_a_sum_over_the_ranks_shows_whether_digests_are_equal(digests, monkeypat
 
     tails = []
     for digest in digests:
-        one = agreement.Agreement(Ranks(), "test", 1)
-        one._made = _ops.Facts(tf.constant([digest], i64), tf.constant(digest, i64))
-        one.numbers(["a number"], [digest], agreement.SAME_PROGRAM)
-        tails.append(one.tail)
-    one.take(tf.add_n(tails))
+        fact_agreement = agreement.Agreement(Ranks(), "test", 1)
+        fact_agreement._made = _ops.Facts(tf.constant([digest], i64), tf.constant(digest, i64))
+        fact_agreement.numbers(["a number"], [digest], agreement.SAME_PROGRAM)
+        tails.append(fact_agreement.tail)
+    fact_agreement.take(tf.add_n(tails))
     if len(set(digests)) == 1:
-        one.check([])
+        fact_agreement.check([])
         return
     with pytest.raises(tf.errors.FailedPreconditionError):
-        one.check([])
+        fact_agreement.check([])

@@ -1,4 +1,4 @@
-"""TspsMerge and TspsApply against NumPy."""
+"""TspsMerge and TspsApply give the results of NumPy."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_merge_reduces_in_rank_order(mode, reduction):
         for key, grad, count in zip(keys[t], grads[t], counts[t], strict=True):
             total, ranks = expected.get(key, (np.zeros_like(grad), 0))
             expected[key] = total + grad, ranks + count
-        found = merged.keys[t].numpy()
-        assert sorted(found) == sorted(expected)
-        divisor = [{"frequency": expected[key][1], "average": 8}.get(reduction, 1) for key in found]
-        totals = np.array([expected[key][0] for key in found])
+        keys_merged = merged.keys[t].numpy()
+        assert sorted(keys_merged) == sorted(expected)
+        divisor = [{"frequency": expected[key][1], "average": 8}.get(reduction, 1) for key in keys_merged]
+        totals = np.array([expected[key][0] for key in keys_merged])
         np.testing.assert_allclose(merged.grads[t], totals / np.array(divisor, np.float32)[:, None], rtol=1e-6)
-        ranks = [1 if reduction == "local" else expected[key][1] for key in found]
+        ranks = [1 if reduction == "local" else expected[key][1] for key in keys_merged]
         np.testing.assert_array_equal(merged.counts[t], ranks)
 
 
@@ -55,16 +55,20 @@ def test_merge_refuses_what_does_not_fit():
 
 
 def test_a_step_over_two_tables_is_one_step(group, mode):
-    first, second = group.table(3, rows=4, optimizer="sgd"), group.table(2, optimizer="adagrad")
-    before = first.rows([1, 2, 3]), second.rows([-9, 7])
+    sgd_table, adagrad_table = group.table(3, rows=4, optimizer="sgd"), group.table(2, optimizer="adagrad")
+    rows_before = sgd_table.rows([1, 2, 3]), adagrad_table.rows([-9, 7])
     body = mode(lambda step, *x: apply_step(step, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
     keys = tf.constant([3, 1], i64), tf.constant([-9], i64)
     grads = tf.constant([[1.0, 2, 3], [4, 5, 6]]), tf.constant([[3.0, -4]])
     assert body(tf.constant(1, i64), *keys, *grads, tf.constant([0.5]), tf.constant([0.5, 0.0])) == 1
-    np.testing.assert_allclose(first.rows([1, 2, 3]), before[0] - [[2, 2.5, 3], [0, 0, 0], [0.5, 1, 1.5]], rtol=1e-6)
+    np.testing.assert_allclose(
+        sgd_table.rows([1, 2, 3]), rows_before[0] - [[2, 2.5, 3], [0, 0, 0], [0.5, 1, 1.5]], rtol=1e-6
+    )
     accumulated = np.array([[9, 16]]) + 0.1
-    np.testing.assert_allclose(second.rows([-9]), before[1][:1] - 0.5 * grads[1] / np.sqrt(accumulated), rtol=1e-6)
-    np.testing.assert_array_equal(second.rows([7]), before[1][1:])
+    np.testing.assert_allclose(
+        adagrad_table.rows([-9]), rows_before[1][:1] - 0.5 * grads[1] / np.sqrt(accumulated), rtol=1e-6
+    )
+    np.testing.assert_array_equal(adagrad_table.rows([7]), rows_before[1][1:])
     info = _ops.group_info(group.path)
     assert info.step == 1
     assert dict(zip(_ops.COUNTERS, info.counters.numpy(), strict=True))["rows_written"] == 3
@@ -128,7 +132,7 @@ for attempt in (
         attempt()
     except tf.errors.FailedPreconditionError as error:
         assert "this process is not the writer of group {group.path}; process " in str(error), error
-        assert " is. Expected: the process that ran TspsCreateGroup or TspsOpenWriter" in str(error), error
+        assert " is. Nothing was written. Run the op in the process that ran TspsCreateGroup or" in str(error), error
         print("refused")
 try:
     _ops.open_writer({group.path!r})
@@ -140,26 +144,28 @@ except tf.errors.AbortedError as error:
 
 
 def test_a_repeated_key_is_refused_by_table_and_key(group, mode):
-    first = group.table(2, rows=3, optimizer="sgd")
+    sgd_table = group.table(2, rows=3, optimizer="sgd")
     group.table(2, optimizer="adagrad")
-    before = first.rows([0, 1, 2, 7])
+    rows_before = sgd_table.rows([0, 1, 2, 7])
     body = mode(lambda *x: apply_step(1, group.paths, group.uuids, x[:2], x[2:4], x[4:]))
 
     def apply(*keys):
-        grads = [tf.ones([len(one), 2]) for one in keys]
-        return body(*[tf.constant(one, i64) for one in keys], *grads, tf.constant([1.0]), tf.constant([1.0, 0.0]))
+        grads = [tf.ones([len(table_keys), 2]) for table_keys in keys]
+        return body(
+            *[tf.constant(table_keys, i64) for table_keys in keys], *grads, tf.constant([1.0]), tf.constant([1.0, 0.0])
+        )
 
     for keys, name, key in (
-        (([1, 2, 1], [5]), "t0", 1),  # is there
-        (([7, 1, 7], [5]), "t0", 7),  # is not
+        (([1, 2, 1], [5]), "t0", 1),  # the table has key 1
+        (([7, 1, 7], [5]), "t0", 7),  # the table does not have key 7
         (([1], [9, 5, 9, 5]), "t1", 9),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"/{name}: key {key} is there twice"):
             apply(*keys)
-    np.testing.assert_array_equal(first.rows([0, 1, 2, 7]), before)
+    np.testing.assert_array_equal(sgd_table.rows([0, 1, 2, 7]), rows_before)
     assert _ops.group_info(group.path).step == 0
     assert apply([1, 7], [9, 5]) == 1
-    np.testing.assert_allclose(first.rows([0, 1, 2, 7]), before - [[0], [1], [0], [1]])
+    np.testing.assert_allclose(sgd_table.rows([0, 1, 2, 7]), rows_before - [[0], [1], [0], [1]])
 
 
 def test_a_step_is_prepared_and_then_decided(group, mode):
@@ -170,25 +176,25 @@ def test_a_step_is_prepared_and_then_decided(group, mode):
         lambda step, grad: _ops.prepare_step(group.path, step, group.paths, group.uuids, keys, [grad], hyper)
     )
     decide = mode(lambda step, verdicts: _ops.check_step(step, _ops.decide_step(group.path, verdicts)))
-    one = tf.constant(1, i64)
+    step_1 = tf.constant(1, i64)
 
-    verdict = prepare(one, grads[0])
+    verdict = prepare(step_1, grads[0])
     assert bytes(verdict.numpy()) == _ops.NO_OBJECTIONS
     np.testing.assert_array_equal(table.rows(range(6)), before)
-    refused = prepare(tf.constant(2, i64), grads[0])  # of another node, say; ours is dropped with it
+    refused = prepare(tf.constant(2, i64), grads[0])  # a verdict of another node; this node's step is dropped with it
     with pytest.raises(tf.errors.FailedPreconditionError, match="step 2 cannot be applied"):
-        decide(one, tf.concat([verdict, refused, verdict], 0))
+        decide(step_1, tf.concat([verdict, refused, verdict], 0))
     assert _ops.group_info(group.path).step == 0
     np.testing.assert_array_equal(table.rows(range(6)), before)
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"no step of group .* is prepared"):
-        decide(one, verdict)
+        decide(step_1, verdict)
 
-    not_finite = prepare(one, tf.fill([2, 2], np.inf))
+    not_finite = prepare(step_1, tf.fill([2, 2], np.inf))
     with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of key 1 is not finite"):
-        decide(one, not_finite)
-    prepare(one, grads[0])
-    verdict = prepare(one, 2.0 * grads[0])  # the one before was never decided
-    assert decide(one, tf.concat([verdict, verdict], 0)) == 1
+        decide(step_1, not_finite)
+    prepare(step_1, grads[0])
+    verdict = prepare(step_1, 2.0 * grads[0])  # the previous step was never decided
+    assert decide(step_1, tf.concat([verdict, verdict], 0)) == 1
     assert _ops.wait_step(group.path, 1, 5.0) == 1
     before[[1, 5]] -= 1.0
     np.testing.assert_array_equal(table.rows(range(6)), before)
@@ -205,10 +211,10 @@ def test_a_step_of_several_voters_is_sealed_until_all_have_decided(group):
     _ops.set_run(group.path, 77)
     refusal = _ops.prepare_step(group.path, 3, group.paths, group.uuids, keys, [tf.ones([2, 2])], hyper, voters=2)
     group_file = _table.Group.open(group.path)
-    assert group_file.info()["sealed"] is None  # what cannot be prepared is not sealed
+    assert group_file.info()["sealed"] is None  # a step that cannot be prepared is not sealed
     verdict = prepare(1)
     assert group_file.info()["sealed"] == {"step": 1, "run_id": 77, "peers": 2}
-    undecided = prepare(1)  # the vote on it failed, and the program went on
+    undecided = prepare(1)  # the vote failed, and the program continued
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"step 1 of group .* the vote on it failed"):
         _ops.check_step(1, undecided)
     _ops.decide_step(group.path, tf.concat([verdict, refusal], 0))
@@ -222,7 +228,7 @@ def test_a_step_of_several_voters_is_sealed_until_all_have_decided(group):
     np.testing.assert_array_equal(table.rows(range(6)), before)
 
     prepare(2)
-    _ops.close_group(group.path)  # the process ends before it is decided
+    _ops.close_group(group.path)  # the process ends before the step is decided
     with pytest.raises(tf.errors.FailedPreconditionError, match=r"2 groups of run 77 decide it together"):
         _ops.open_writer(group.path)
     with pytest.raises(tf.errors.InvalidArgumentError, match="outcome must be"):
@@ -282,7 +288,7 @@ def test_other_writes_wait_until_a_step_is_decided(group):
 
 def test_what_is_no_verdict_is_refused():
     for damaged in ([99, 0], [1], [1, 65], [0, 0, 3, 65]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="no verdicts on a step"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not verdicts on a step"):
             _ops.check_step(1, tf.constant(damaged, tf.uint8))
     for fine in ([], [0], [0, 0, 0]):
         assert _ops.check_step(7, tf.constant(fine, tf.uint8)) == 7

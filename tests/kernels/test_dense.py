@@ -1,4 +1,4 @@
-"""Dense gradients as one buffer, against TensorFlow's ops."""
+"""Dense gradients as one buffer give the results of TensorFlow's ops."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SHAPES = [(3, 4), (), (0, 5), (70_000,), (1,), (2, 3, 4)]
 @pytest.fixture
 def tensors() -> list[tf.Tensor]:
     draw = np.random.default_rng(0)
-    made = [draw.normal(size=shape).astype("float32") for shape in SHAPES]
-    made[0][1, 2], made[0][2, 0], made[3][69_999] = np.nan, np.inf, -np.inf
-    return [tf.constant(one) for one in made]
+    arrays = [draw.normal(size=shape).astype("float32") for shape in SHAPES]
+    arrays[0][1, 2], arrays[0][2, 0], arrays[3][69_999] = np.nan, np.inf, -np.inf
+    return [tf.constant(array) for array in arrays]
 
 
 def flat(tensors: list[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([tf.reshape(one, [-1]) for one in tensors], 0)
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.3, 0.0, float("nan")])
 def test_concat_multiplies_as_tensorflow_does(mode, tensors, weight):
     tail = tf.constant([np.nan, 7.0])
-    found = mode(lambda: _ops.weighted_concat(tensors, tf.constant(weight), tail))()
+    buffer = mode(lambda: _ops.weighted_concat(tensors, tf.constant(weight), tail))()
     expected = tf.concat([rank_weight.weighted(flat(tensors), tf.constant(weight)), tail], 0)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(buffer, expected)
 
 
 def test_there_may_be_no_tensors(mode):
@@ -42,39 +42,39 @@ def test_there_may_be_no_tensors(mode):
 
 @pytest.mark.parametrize("weights", [1.0, 3.0, 0.0, float("nan"), float("inf")])
 def test_split_divides_as_tensorflow_does(mode, tensors, weights):
-    sums = tf.concat([flat(tensors), [8.0, 9.0]], 0)  # two more than are asked for
-    found = mode(lambda: _ops.mean_split(tensors, sums, tf.constant(weights)))()
-    for one, tensor in zip(found, tensors, strict=True):
-        assert one.shape == tensor.shape
-        np.testing.assert_array_equal(one, rank_weight.mean(tensor, tf.constant(weights)))
+    sums = tf.concat([flat(tensors), [8.0, 9.0]], 0)  # two sums more than needed
+    means = mode(lambda: _ops.mean_split(tensors, sums, tf.constant(weights)))()
+    for mean, tensor in zip(means, tensors, strict=True):
+        assert mean.shape == tensor.shape
+        np.testing.assert_array_equal(mean, rank_weight.mean(tensor, tf.constant(weights)))
 
 
 def test_results_take_the_memory_of_tensors_that_nobody_needs_only():
-    kept = tf.constant([1.0, 2.0])
+    constant = tf.constant([1.0, 2.0])
 
     @tf.function(autograph=False)
     def split(sums: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        made = tf.exp(kept)  # nobody else's, but for the second call
-        means = _ops.mean_split([kept, made, made + 1.0], sums, tf.constant(2.0))
-        return means, tf.identity(made)
+        exponential = tf.exp(constant)  # nothing else uses it, except the second call
+        means = _ops.mean_split([constant, exponential, exponential + 1.0], sums, tf.constant(2.0))
+        return means, tf.identity(exponential)
 
     for _ in range(2):
-        means, made = split(tf.range(6.0))
+        means, exponential = split(tf.range(6.0))
         np.testing.assert_array_equal(tf.stack(means), [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]])
-        np.testing.assert_array_equal(kept, [1.0, 2.0])
-        np.testing.assert_allclose(made, np.exp([1.0, 2.0]), rtol=1e-6)
+        np.testing.assert_array_equal(constant, [1.0, 2.0])
+        np.testing.assert_allclose(exponential, np.exp([1.0, 2.0]), rtol=1e-6)
 
 
 def test_shapes_are_inferred():
     @tf.function(input_signature=[tf.TensorSpec([2, 3]), tf.TensorSpec([None])])
     def shapes(known: tf.Tensor, unknown: tf.Tensor) -> tf.Tensor:
-        one, tail = tf.constant(1.0), tf.zeros([5])
-        assert _ops.weighted_concat([known, known], one, tail).shape == [17]
-        assert _ops.weighted_concat([known, unknown], one, tail).shape.as_list() == [None]
-        first, second = _ops.mean_split([known, unknown], tf.zeros([9]), tf.constant(1.0))
-        assert first.shape == [2, 3]
-        assert second.shape.as_list() == [None]
-        return first
+        weight, tail = tf.constant(1.0), tf.zeros([5])
+        assert _ops.weighted_concat([known, known], weight, tail).shape == [17]
+        assert _ops.weighted_concat([known, unknown], weight, tail).shape.as_list() == [None]
+        mean, unknown_mean = _ops.mean_split([known, unknown], tf.zeros([9]), tf.constant(1.0))
+        assert mean.shape == [2, 3]
+        assert unknown_mean.shape.as_list() == [None]
+        return mean
 
     shapes(tf.zeros([2, 3]), tf.zeros([3]))
 
@@ -89,19 +89,19 @@ def test_gradients_are_those_of_tensorflow(mode):
     tensors = [tf.constant(draw.normal(size=shape).astype("float32")) for shape in [(2, 3), (), (4,)]]
     weight, weights, tail = tf.constant(0.7), tf.constant(1.9), tf.constant([0.4, 0.6])
 
-    def ours() -> list[tf.Tensor]:
+    def fused() -> list[tf.Tensor]:
         buffer = _ops.weighted_concat(tensors, weight, tail)
-        return [*_ops.mean_split([tf.zeros_like(one) for one in tensors], buffer * buffer, weights), buffer[-2:]]
+        return [*_ops.mean_split([tf.zeros_like(tensor) for tensor in tensors], buffer * buffer, weights), buffer[-2:]]
 
-    def theirs() -> list[tf.Tensor]:
-        return [*(rank_weight.mean(rank_weight.weighted(one, weight) ** 2, weights) for one in tensors), tail]
+    def separate() -> list[tf.Tensor]:
+        return [*(rank_weight.mean(rank_weight.weighted(tensor, weight) ** 2, weights) for tensor in tensors), tail]
 
     def gradients(function) -> list[tf.Tensor]:
         sources = [*tensors, weight, weights, tail]
         with tf.GradientTape() as tape:
             tape.watch(sources)
-            loss = tf.add_n([tf.reduce_sum(tf.sin(one)) for one in function()])
+            loss = tf.add_n([tf.reduce_sum(tf.sin(tensor)) for tensor in function()])
         return tape.gradient(loss, sources)
 
-    for found, expected in zip(mode(lambda: gradients(ours))(), gradients(theirs), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for actual, expected in zip(mode(lambda: gradients(fused))(), gradients(separate), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Gradients, against tf.gather and tf.nn.embedding_lookup_sparse on dense copies of the tables."""
+"""Gradients equal those of tf.gather and tf.nn.embedding_lookup_sparse on dense copies of the tables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def dense(slices: tf.IndexedSlices, rows: int) -> np.ndarray:
 
 
 def gradients(loss, variables, *args):
-    """Taped outside of `loss`."""
+    """Computes gradients outside of `loss`."""
     with tf.GradientTape() as tape:
         value = loss(*args)
     return tape.gradient(value, variables)
 
 
 def gradients_inside(loss, variables, *args):
-    """Taped inside a tf.function around `loss`."""
+    """Computes gradients inside a tf.function around `loss`."""
     return tf.function(lambda *x: gradients(loss, variables, *x))(*args)
 
 
@@ -36,7 +36,7 @@ taped = pytest.mark.parametrize("differentiate", [gradients, gradients_inside])
 @taped
 @pytest.mark.parametrize("calls", ["one call", "two calls"])
 def test_lookup_gradient_equals_gather(group, mode, differentiate, calls):
-    first, second = group.table(4, rows=30), group.table(3, rows=30)
+    wide, narrow = group.table(4, rows=30), group.table(3, rows=30)
     ids = [tf.constant([[1, 2], [2, 9]], i64), tf.constant([5, 5, 6], i64), tf.constant([9, 1], i64)]
 
     def total(a, b, c):
@@ -45,31 +45,31 @@ def test_lookup_gradient_equals_gather(group, mode, differentiate, calls):
     def loss(a, b, c):
         if calls == "one call":
             return total(*group.lookup([a, b, c], [0, 1, 0]).rows)
-        one, two = group.lookup([a, b], [0, 1]).rows
-        return total(one, two, group.lookup([c], [0]).rows[0])
+        rows_0, rows_1 = group.lookup([a, b], [0, 1]).rows
+        return total(rows_0, rows_1, group.lookup([c], [0]).rows[0])
 
-    copies = [tf.Variable(table.rows(range(30))) for table in (first, second)]
+    copies = [tf.Variable(table.rows(range(30))) for table in (wide, narrow)]
     expected = gradients(
         lambda a, b, c: total(tf.gather(copies[0], a), tf.gather(copies[1], b), tf.gather(copies[0], c)), copies, *ids
     )
-    found = differentiate(mode(loss), group.anchors, *ids)
-    for slices, reference in zip(found, expected, strict=True):
+    slices_of_tables = differentiate(mode(loss), group.anchors, *ids)
+    for slices, reference in zip(slices_of_tables, expected, strict=True):
         np.testing.assert_allclose(dense(slices, 30), tf.convert_to_tensor(reference), rtol=1e-6)
-    # Within a call a key comes once.
-    assert len(found[1].indices) == 2
-    assert len(found[0].indices) == (3 if calls == "one call" else 5)
+    # Within a call, each key occurs once.
+    assert len(slices_of_tables[1].indices) == 2
+    assert len(slices_of_tables[0].indices) == (3 if calls == "one call" else 5)
 
 
 @taped
 def test_a_function_called_twice_gives_both_gradients(group, mode, differentiate):
     table = group.table(4, rows=10)
-    one = mode(lambda ids: tf.reduce_sum(group.lookup([ids], [0]).rows[0]))
-    found = differentiate(
-        lambda a, b: one(a) + 2 * one(b), table.anchor, tf.constant([1, 1], i64), tf.constant([2, 1], i64)
+    total = mode(lambda ids: tf.reduce_sum(group.lookup([ids], [0]).rows[0]))
+    slices = differentiate(
+        lambda a, b: total(a) + 2 * total(b), table.anchor, tf.constant([1, 1], i64), tf.constant([2, 1], i64)
     )
     expected = np.zeros((10, 4))
     expected[1], expected[2] = 4, 2
-    np.testing.assert_array_equal(dense(found, 10), expected)
+    np.testing.assert_array_equal(dense(slices, 10), expected)
 
 
 @taped
@@ -77,29 +77,29 @@ def test_a_feature_that_the_loss_does_not_use_gives_zeros(group, mode, different
     group.table(4, rows=9)
     ids = tf.constant([1, 2], i64)
     loss = mode(lambda a: tf.reduce_sum(group.lookup([a, a + 2], [0, 0]).rows[1]))
-    found = differentiate(loss, group.anchors, ids)[0]
-    np.testing.assert_array_equal(dense(found, 9)[1:5, 0], [0, 0, 1, 1])
+    slices = differentiate(loss, group.anchors, ids)[0]
+    np.testing.assert_array_equal(dense(slices, 9)[1:5, 0], [0, 0, 1, 1])
 
 
 @taped
 def test_gathered_rows_have_sparse_gradients_of_their_own(group, mode, differentiate):
     group.table(4, rows=9)
     loss = mode(lambda a: tf.reduce_sum(tf.gather(group.lookup([a], [0]).rows[0], [0, 0, 1])))
-    found = differentiate(loss, group.anchors, tf.constant([3, 4, 5], i64))[0]
-    np.testing.assert_array_equal(dense(found, 9)[3:6, 0], [2, 1, 0])
+    slices = differentiate(loss, group.anchors, tf.constant([3, 4, 5], i64))[0]
+    np.testing.assert_array_equal(dense(slices, 9)[3:6, 0], [2, 1, 0])
 
 
 @taped
 def test_tables_without_a_feature_or_ids(group, mode, differentiate):
     group.table(4), group.table(3)
     loss = mode(lambda a: tf.reduce_sum(group.lookup([a], [0]).rows[0]))
-    found = differentiate(loss, group.anchors, tf.zeros([0], i64))
-    assert found[0].values.shape == [0, 4]
-    assert found[1] is None
+    slices_of_tables = differentiate(loss, group.anchors, tf.zeros([0], i64))
+    assert slices_of_tables[0].values.shape == [0, 4]
+    assert slices_of_tables[1] is None
 
 
 def test_keras_weights_get_the_gradient(group):
-    """The anchor as a layer makes it: a Keras weight of shape [0, dim], saved and loaded like any other."""
+    """A layer's anchor: a Keras weight of shape [0, dim], saved and loaded like any other."""
     table = group.table(4, rows=10)
 
     class Layer(keras.layers.Layer):
@@ -114,23 +114,23 @@ def test_keras_weights_get_the_gradient(group):
     model = keras.Model(inputs, layer(inputs))
     assert tuple(model.output_shape) == (None, 2, 4)
     for run in (model, tf.function(model)):
-        found = gradients(
+        slices_of_variables = gradients(
             lambda x, run=run: tf.reduce_sum(run(x)), layer.trainable_variables, tf.constant([[1, 1]], i64)
         )
         raw = [getattr(weight, "value", weight) for weight in layer.trainable_variables]
-        if found[0] is None:  # Keras 3 variables wrap TensorFlow's
-            found = gradients(lambda x, run=run: tf.reduce_sum(run(x)), raw, tf.constant([[1, 1]], i64))
-        np.testing.assert_array_equal(found[0].indices, [1])
-        np.testing.assert_array_equal(found[0].values, [[2, 2, 2, 2]])
+        if slices_of_variables[0] is None:  # Keras 3 variables wrap TensorFlow's
+            slices_of_variables = gradients(lambda x, run=run: tf.reduce_sum(run(x)), raw, tf.constant([[1, 1]], i64))
+        np.testing.assert_array_equal(slices_of_variables[0].indices, [1])
+        np.testing.assert_array_equal(slices_of_variables[0].values, [[2, 2, 2, 2]])
     assert model.get_weights()[0].shape == (0, 4)
     model.set_weights(model.get_weights())
 
 
 def test_making_the_gradient_dense_is_an_error(group):
     table = group.table(4, rows=10)
-    found = gradients(lambda x: tf.reduce_sum(group.lookup([x], [0]).rows[0]), table.anchor, tf.constant([1], i64))
+    slices = gradients(lambda x: tf.reduce_sum(group.lookup([x], [0]).rows[0]), table.anchor, tf.constant([1], i64))
     with pytest.raises(ValueError, match="without dense_shape"):
-        tf.convert_to_tensor(found)
+        tf.convert_to_tensor(slices)
 
 
 # --- pooled ----------------------------------------------------------------------------------------------------------
@@ -166,34 +166,36 @@ def test_pooled_lookup_equals_embedding_lookup_sparse(group, mode, differentiate
     ids, splits = tf.constant(IDS, i64), tf.constant(SPLITS, i64)
     body = mode(loss)
     np.testing.assert_allclose(body(ids, splits, weights), reference(weights), rtol=1e-5)
-    found = differentiate(lambda: body(ids, splits, tf.convert_to_tensor(weights)), [table.anchor, weights])
+    actual = differentiate(lambda: body(ids, splits, tf.convert_to_tensor(weights)), [table.anchor, weights])
     expected = gradients(lambda: reference(tf.convert_to_tensor(weights)), [params, weights])
-    np.testing.assert_allclose(dense(found[0], 10), tf.convert_to_tensor(expected[0]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(dense(actual[0], 10), tf.convert_to_tensor(expected[0]), rtol=1e-5, atol=1e-6)
     if weighted:
-        np.testing.assert_allclose(found[1], expected[1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual[1], expected[1], rtol=1e-4, atol=1e-5)
     else:
-        assert found[1] is None
+        assert actual[1] is None
 
 
 @taped
 def test_pooled_features_of_several_tables(group, mode, differentiate):
     group.table(4, rows=10), group.table(2, rows=10)
-    ids, splits, one = tf.constant([1, 2, 1], i64), tf.constant([0, 2, 3], i64), tf.zeros([0])
+    ids, splits, no_weights = tf.constant([1, 2, 1], i64), tf.constant([0, 2, 3], i64), tf.zeros([0])
     weights = tf.Variable([1.0, 2.0, 4.0])
 
     def loss():
-        found = group.pooled([ids] * 3, [splits] * 3, [one, weights, one], [0, 1, 1], ["sum", "sum", "mean"])
-        assert [x.shape.as_list() for x in found.pooled] == [[2, 4], [2, 2], [2, 2]]
-        return tf.add_n([tf.reduce_sum(x) for x in found.pooled])
+        result = group.pooled(
+            [ids] * 3, [splits] * 3, [no_weights, weights, no_weights], [0, 1, 1], ["sum", "sum", "mean"]
+        )
+        assert [x.shape.as_list() for x in result.pooled] == [[2, 4], [2, 2], [2, 2]]
+        return tf.add_n([tf.reduce_sum(x) for x in result.pooled])
 
-    found = differentiate(mode(loss), [*group.anchors, weights])
-    np.testing.assert_allclose(dense(found[0], 10)[1:3, 0], [2, 1])
-    np.testing.assert_allclose(dense(found[1], 10)[1:3, 0], [5 + 1.5, 2 + 0.5])
-    np.testing.assert_allclose(found[2], group.tables[1].rows([1, 2, 1]).sum(axis=1), rtol=1e-6)
+    slices = differentiate(mode(loss), [*group.anchors, weights])
+    np.testing.assert_allclose(dense(slices[0], 10)[1:3, 0], [2, 1])
+    np.testing.assert_allclose(dense(slices[1], 10)[1:3, 0], [5 + 1.5, 2 + 0.5])
+    np.testing.assert_allclose(slices[2], group.tables[1].rows([1, 2, 1]).sum(axis=1), rtol=1e-6)
 
 
 def weight_grad_ops(graph_function) -> int:
-    """How many ops of the gradient with respect to weights a function and what it calls have."""
+    """Returns the number of ops for the weights' gradient in a function and the functions that it calls."""
     functions = graph_function.graph.as_graph_def().library.function
     nodes = [node for function in functions for node in function.node_def]
     nodes += list(graph_function.graph.as_graph_def().node)
@@ -231,15 +233,15 @@ def test_eager_tapes_leave_the_weights_gradient_out_too(group, monkeypatch):
     original = _ops.lib.tsps_pooled_weight_grad
     monkeypatch.setattr(_ops.lib, "tsps_pooled_weight_grad", lambda *x, **y: calls.append(1) or original(*x, **y))
     weights = tf.constant([1.0, 2.0, 3.0])
-    for wanted in ([table.anchor], [table.anchor, weights]):
+    for sources in ([table.anchor], [table.anchor, weights]):
         with tf.GradientTape() as tape:
-            tape.watch(wanted)
+            tape.watch(sources)
             pooled = group.pooled([tf.constant([1, 2, 3], i64)], [tf.constant([0, 3], i64)], [weights], [0], ["sum"])
             loss = tf.reduce_sum(pooled.pooled[0])
-        found = tape.gradient(loss, wanted)
-        assert len(found[0].indices) == 3
-        assert len(calls) == len(wanted) - 1
-    assert found[1].shape == [3]
+        slices = tape.gradient(loss, sources)
+        assert len(slices[0].indices) == 3
+        assert len(calls) == len(sources) - 1
+    assert slices[1].shape == [3]
 
 
 @pytest.mark.parametrize("nested", [False, True])

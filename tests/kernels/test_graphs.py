@@ -27,11 +27,11 @@ def test_lookup_shapes_are_inferred(group):
 
     @tf.function(input_signature=[spec(None, 5), spec(None), spec(2, None, 3), tf.TensorSpec(None, i64)])
     def look(a, b, c, d):
-        found = group.lookup([a, b, c, d], [0, 2, 1, 2])
-        assert shapes(found.rows) == [[None, 5, 4], [None, 3], [2, None, 3, 4], None]
-        assert shapes(found.keys) == [[None]] * 3
-        assert shapes(found.inverses) == [[None, 5], [None], [2, None, 3], None]
-        return found.rows[0]
+        result = group.lookup([a, b, c, d], [0, 2, 1, 2])
+        assert shapes(result.rows) == [[None, 5, 4], [None, 3], [2, None, 3, 4], None]
+        assert shapes(result.keys) == [[None]] * 3
+        assert shapes(result.inverses) == [[None, 5], [None], [2, None, 3], None]
+        return result.rows[0]
 
     assert look(tf.ones([2, 5], i64), tf.ones([2], i64), tf.ones([2, 2, 3], i64), tf.constant(1, i64)).shape == [
         2,
@@ -41,7 +41,7 @@ def test_lookup_shapes_are_inferred(group):
 
 
 def test_the_shape_function_itself_knows_the_width_of_equal_tables(group):
-    """Without the wrapper, as in a graph that is loaded in another process."""
+    """Calls the op without the wrapper, like a graph that is loaded in another process."""
     group.table(4), group.table(4), group.table(3)
 
     @tf.function
@@ -65,11 +65,11 @@ def test_pooled_and_gradient_shapes_are_inferred(group):
     def look(ids, splits, fixed, weights):
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            found = group.pooled([ids, ids], [splits, fixed], [weights, weights], [0, 1], ["sum", "mean"])
-            loss = tf.add_n([tf.reduce_sum(x) for x in found.pooled])
-        assert shapes(found.pooled) == [[None, 4], [5, 3]]
-        assert shapes(found.keys) == [[None], [None]]
-        assert shapes(found.inverses) == [[None], [None]]
+            result = group.pooled([ids, ids], [splits, fixed], [weights, weights], [0, 1], ["sum", "mean"])
+            loss = tf.add_n([tf.reduce_sum(x) for x in result.pooled])
+        assert shapes(result.pooled) == [[None, 4], [5, 3]]
+        assert shapes(result.keys) == [[None], [None]]
+        assert shapes(result.inverses) == [[None], [None]]
         slices, weight_grad = tape.gradient(loss, [group.anchors[0], weights])
         assert shapes([slices.indices, weight_grad]) == [[None], [None]]
         return loss
@@ -103,26 +103,26 @@ def test_graph_optimizers_leave_reads_and_writes_alone(group):
         def row():
             return _ops.lookup([tf.constant(ids, i64)], [table.path], [table.uuid], [tf.zeros([0, 2])], [0]).rows[0]
 
-        first = row()
-        for step in (1, 2, 3):  # results unused
+        first_rows = row()
+        for step in (1, 2, 3):  # the results are unused
             apply_step(step, [table.path], [table.uuid], [tf.constant(ids, i64)], [tf.ones([1, 2])], [[1.0]])
-        second = row()
+        last_rows = row()
         _ops.set_step(group.path, 10)
-        return first, second
+        return first_rows, last_rows
 
-    before = table.rows(ids)
+    rows_before = table.rows(ids)
     for _ in range(2):  # optimizers run again when the function is traced for a second call
-        first, second = body()
-        np.testing.assert_array_equal(first, before)
-        np.testing.assert_allclose(second, before - 3, rtol=1e-6)
-        before = second.numpy()
+        first_rows, last_rows = body()
+        np.testing.assert_array_equal(first_rows, rows_before)
+        np.testing.assert_allclose(last_rows, rows_before - 3, rtol=1e-6)
+        rows_before = last_rows.numpy()
         assert _ops.group_info(group.path).step == 10
         _ops.set_step(group.path, 0)
 
 
 def test_a_saved_model_runs_in_a_fresh_process(group, folder):
-    """With one load_op_library and nothing else of this package."""
-    first, second = group.table(4, rows=10), group.table(3, rows=10)
+    """The process uses one load_op_library and nothing else of this package."""
+    wide, narrow = group.table(4, rows=10), group.table(3, rows=10)
 
     class Model(tf.Module):
         def __init__(self):
@@ -132,12 +132,12 @@ def test_a_saved_model_runs_in_a_fresh_process(group, folder):
         @tf.function(input_signature=[spec(None, 2), spec(None)])
         def __call__(self, a, b):
             carriers = [tf.convert_to_tensor(anchor) for anchor in self.anchors]
-            found = _ops.lookup([a, b], group.paths, group.uuids, carriers, [0, 1])
+            looked_up = _ops.lookup([a, b], group.paths, group.uuids, carriers, [0, 1])
             splits = tf.constant([0, 1], i64)
             pooled = _ops.pooled_lookup(
                 [b[:1]], [splits], [tf.zeros([0])], group.paths, group.uuids, carriers, [1], ["mean"]
             )
-            return found.rows[0], found.rows[1], pooled.pooled[0]
+            return looked_up.rows[0], looked_up.rows[1], pooled.pooled[0]
 
     model = Model()
     tf.saved_model.save(model, f"{folder}/saved")
@@ -151,7 +151,7 @@ rows = model(tf.constant([[1, 2]], tf.int64), tf.constant([3], tf.int64))
 assert "tf_sparse_ps" not in sys.modules
 print([row.numpy().tolist() for row in rows])
 """
-    expected = [[first.rows([1, 2]).tolist()], second.rows([3]).tolist(), second.rows([3]).tolist()]
+    expected = [[wide.rows([1, 2]).tolist()], narrow.rows([3]).tolist(), narrow.rows([3]).tolist()]
     assert run_child(code) == f"{expected}\n"
 
 

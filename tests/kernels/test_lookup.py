@@ -20,30 +20,30 @@ i64 = tf.int64
 def test_lookup_gives_the_rows_of_ids_of_any_rank(group, mode, shape):
     table = group.table(5, rows=50)
     ids = np.random.default_rng(1).integers(0, 50, shape)
-    found = mode(lambda x: group.lookup([x], [0]))(tf.constant(ids, i64))
-    np.testing.assert_array_equal(found.rows[0], table.rows(range(50))[ids])
-    np.testing.assert_array_equal(found.keys[0].numpy()[found.inverses[0].numpy()], ids)
-    assert len(found.keys[0]) == len(np.unique(ids))
+    result = mode(lambda x: group.lookup([x], [0]))(tf.constant(ids, i64))
+    np.testing.assert_array_equal(result.rows[0], table.rows(range(50))[ids])
+    np.testing.assert_array_equal(result.keys[0].numpy()[result.inverses[0].numpy()], ids)
+    assert len(result.keys[0]) == len(np.unique(ids))
 
 
 def test_features_of_one_table_share_its_unique_keys(group, mode):
-    first, second = group.table(4, rows=20), group.table(3, rows=20)
+    wide, narrow = group.table(4, rows=20), group.table(3, rows=20)
     ids = [tf.constant([[1, 2], [2, 9]], i64), tf.constant([5, 5], i64), tf.constant([9, 11], i64)]
-    found = mode(lambda *x: group.lookup(x, [0, 1, 0]))(*ids)
-    assert sorted(found.keys[0].numpy()) == [1, 2, 9, 11]
-    assert sorted(found.keys[1].numpy()) == [5]
-    np.testing.assert_array_equal(found.rows[0], first.rows([1, 2, 2, 9]).reshape(2, 2, 4))
-    np.testing.assert_array_equal(found.rows[1], second.rows([5, 5]))
-    np.testing.assert_array_equal(found.rows[2], first.rows([9, 11]))
+    result = mode(lambda *x: group.lookup(x, [0, 1, 0]))(*ids)
+    assert sorted(result.keys[0].numpy()) == [1, 2, 9, 11]
+    assert sorted(result.keys[1].numpy()) == [5]
+    np.testing.assert_array_equal(result.rows[0], wide.rows([1, 2, 2, 9]).reshape(2, 2, 4))
+    np.testing.assert_array_equal(result.rows[1], narrow.rows([5, 5]))
+    np.testing.assert_array_equal(result.rows[2], wide.rows([9, 11]))
 
 
 def test_absent_keys_read_their_initial_row_and_stay_absent(group):
     table = group.table(6)
     keys = [-(2**63), 2**63 - 1, 0, -1]
-    first = table.rows(keys)
-    np.testing.assert_array_equal(table.rows(keys[::-1]), first[::-1])
-    assert len(np.unique(first[:, 0])) == 4
-    assert (np.abs(first) <= 1).all()
+    rows = table.rows(keys)
+    np.testing.assert_array_equal(table.rows(keys[::-1]), rows[::-1])
+    assert len(np.unique(rows[:, 0])) == 4
+    assert (np.abs(rows) <= 1).all()
     assert _ops.erase(table.path, table.uuid, tf.constant(keys, i64)) == 0
 
 
@@ -53,15 +53,15 @@ def test_large_calls_equal_small_ones(group):
     dense = np.concatenate([table.rows(range(begin, begin + 1000)) for begin in range(0, 40_000, 1000)])
     for threads in (1, 3, 0):
         _ops.set_threads(threads, 2)
-        found = group.lookup([tf.constant(ids, i64)], [0])
-        np.testing.assert_array_equal(found.rows[0], dense[ids])
+        result = group.lookup([tf.constant(ids, i64)], [0])
+        np.testing.assert_array_equal(result.rows[0], dense[ids])
 
 
 def test_nothing_to_look_up(group, mode):
     group.table(4), group.table(3), group.table(2)
-    found = mode(lambda x: group.lookup([x, x], [1, 0]))(tf.zeros([0, 7], i64))
-    assert [row.shape.as_list() for row in found.rows] == [[0, 7, 3], [0, 7, 4]]
-    assert [key.shape.as_list() for key in found.keys] == [[0], [0], [0]]
+    result = mode(lambda x: group.lookup([x, x], [1, 0]))(tf.zeros([0, 7], i64))
+    assert [row.shape.as_list() for row in result.rows] == [[0, 7, 3], [0, 7, 4]]
+    assert [key.shape.as_list() for key in result.keys] == [[0], [0], [0]]
     none = group.lookup([], [])
     assert none.rows == []
     assert len(none.keys) == 3
@@ -75,7 +75,7 @@ def test_a_key_outside_a_bounded_table_is_named_with_its_place(group, mode):
         look(*ids)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"ids\[\] = 10 is not in \[0, 10\)"):
         mode(lambda x: group.lookup([x], [1]))(tf.constant(10, i64))
-    # In a graph as well as eagerly, keras.layers.Embedding raises the same class and says "is not in [0, 10)".
+    # keras.layers.Embedding raises the same class, in a graph as well as eagerly, and reports "is not in [0, 10)".
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 10\)"):
         tf.gather(tf.zeros([10, 4]), ids[2])
 
@@ -131,7 +131,7 @@ def test_lookups_read_what_was_assigned_since(group):
 
 def test_more_ids_than_an_inverse_can_count_are_refused(group):
     group.table(4, rows=1)
-    ids = tf.zeros([2**20], i64)  # one buffer, 2048 features of it
+    ids = tf.zeros([2**20], i64)  # one buffer serves as 2048 features
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"at most 2147483647 ids .* Received: 2147483648 for .*/t0"
     ):
@@ -139,10 +139,10 @@ def test_more_ids_than_an_inverse_can_count_are_refused(group):
 
 
 def test_a_lookup_sees_one_step_while_another_thread_trains(group):
-    """Every step subtracts 1 from all rows: a lookup that mixes steps shows two values."""
-    first, second = group.table(8, optimizer="sgd"), group.table(4, optimizer="sgd")
+    """Every step subtracts 1 from all rows. A lookup that mixes steps has two values."""
+    wide, narrow = group.table(8, optimizer="sgd"), group.table(4, optimizer="sgd")
     keys = tf.range(3000, dtype=i64)
-    for table in (first, second):
+    for table in (wide, narrow):
         _ops.assign(table.path, table.uuid, keys, tf.zeros([3000, table.dim]))
     steps, stop = 0, threading.Event()
 
@@ -157,12 +157,12 @@ def test_a_lookup_sees_one_step_while_another_thread_trains(group):
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        seen = set()
-        while len(seen) < 20:
-            one, two = look()
-            values = np.unique(np.concatenate([one.numpy().ravel(), two.numpy().ravel()]))
+        values_read = set()
+        while len(values_read) < 20:
+            wide_rows, narrow_rows = look()
+            values = np.unique(np.concatenate([wide_rows.numpy().ravel(), narrow_rows.numpy().ravel()]))
             assert len(values) == 1, values
-            seen.add(values[0])
+            values_read.add(values[0])
     finally:
         stop.set()
         thread.join()

@@ -1,4 +1,4 @@
-"""What travels between nodes, and what the ranks of a node merge: one process here, several in tests/multirank."""
+"""Gradients between nodes, and the merge by the ranks of a node. One process here; tests/multirank runs several."""
 
 from __future__ import annotations
 
@@ -14,42 +14,47 @@ DIMS = (3, 2)
 
 
 def sets(senders):
-    """Keys, gradients and counts of each sender, for two tables."""
+    """Returns keys, gradients and counts of each sender, for two tables."""
     rng = np.random.default_rng(4)
-    made = []
+    sender_sets = []
     for _ in range(senders):
         keys = [rng.permutation(60)[:40] - 20, rng.permutation(9)[:5] + 2**60]
-        grads = [rng.normal(size=(len(own), dim)).astype(np.float32) for own, dim in zip(keys, DIMS, strict=True)]
-        made.append((keys, grads, [rng.integers(1, 4, len(own)).astype(np.int32) for own in keys]))
-    return made
+        grads = [
+            rng.normal(size=(len(table_keys), dim)).astype(np.float32)
+            for table_keys, dim in zip(keys, DIMS, strict=True)
+        ]
+        sender_sets.append((keys, grads, [rng.integers(1, 4, len(table_keys)).astype(np.int32) for table_keys in keys]))
+    return sender_sets
 
 
-def sent(made, wire):
-    return tf.concat([_ops.pack(*map(list, one), wire) for one in made], 0)
+def sent(sender_sets, wire):
+    return tf.concat([_ops.pack(*map(list, sender_set), wire) for sender_set in sender_sets], 0)
 
 
 @pytest.mark.parametrize("reduction", ["frequency", "average", "sum"])
 def test_what_was_packed_merges_as_it_would_have_unpacked(mode, reduction):
-    made = sets(3)
+    sender_sets = sets(3)
     body = mode(lambda buffers: _ops.unpack_merge(buffers, 7, reduction, DIMS))
-    found = body(sent(made, "float32"))
-    joined = [[np.concatenate([one[part][t] for one in made]) for t in range(2)] for part in range(3)]
+    merged = body(sent(sender_sets, "float32"))
+    joined = [
+        [np.concatenate([sender_set[part][t] for sender_set in sender_sets]) for t in range(2)] for part in range(3)
+    ]
     expected = _ops.merge(*joined, 7, reduction)
     for t in range(2):
-        order, expected_order = np.argsort(found.keys[t]), np.argsort(expected.keys[t])
-        for ours, theirs in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(ours[t].numpy()[order], theirs[t].numpy()[expected_order])
+        order, expected_order = np.argsort(merged.keys[t]), np.argsort(expected.keys[t])
+        for actual, reference in zip(merged, expected, strict=True):
+            np.testing.assert_array_equal(actual[t].numpy()[order], reference[t].numpy()[expected_order])
 
 
 @pytest.mark.parametrize(("wire", "dtype"), [("bfloat16", tf.bfloat16), ("float16", tf.float16)])
 def test_a_narrow_wire_rounds_to_nearest_even(wire, dtype):
-    made = sets(1)
-    found = _ops.unpack_merge(sent(made, wire), 1, "sum", DIMS)
+    sender_sets = sets(1)
+    merged = _ops.unpack_merge(sent(sender_sets, wire), 1, "sum", DIMS)
     for t in range(2):
-        order = np.argsort(made[0][0][t])
-        rounded = tf.cast(tf.cast(made[0][1][t][order], dtype), tf.float32)
-        np.testing.assert_array_equal(found.grads[t], rounded)
-    assert sent(made, wire).shape[0] < sent(made, "float32").shape[0]
+        order = np.argsort(sender_sets[0][0][t])
+        rounded = tf.cast(tf.cast(sender_sets[0][1][t][order], dtype), tf.float32)
+        np.testing.assert_array_equal(merged.grads[t], rounded)
+    assert sent(sender_sets, wire).shape[0] < sent(sender_sets, "float32").shape[0]
 
 
 def test_nothing_packs_and_merges():
@@ -58,8 +63,8 @@ def test_nothing_packs_and_merges():
         [np.zeros((0, dim), np.float32) for dim in DIMS],
         [np.zeros(0, np.int32)] * 2,
     )
-    found = _ops.unpack_merge(sent([nothing, nothing], "float32"), 2, "frequency", DIMS)
-    assert [tensor.shape.as_list() for tensor in found.grads] == [[0, 3], [0, 2]]
+    merged = _ops.unpack_merge(sent([nothing, nothing], "float32"), 2, "frequency", DIMS)
+    assert [tensor.shape.as_list() for tensor in merged.grads] == [[0, 3], [0, 2]]
 
 
 def test_buffers_that_cannot_be_right_are_refused():
@@ -150,7 +155,7 @@ def test_a_node_of_one_rank_sends_in_rounds_and_applies_what_comes_back(group, t
                 reduction="frequency", operation="ring", wire="float32",
             )  # fmt: skip
             assert splits.numpy().tolist() == [len(sent)]
-            # As if another node had sent the same.
+            # simulates another node that has sent the same
             _ops.ring_put(group.path, tf.concat([sent, sent], 0), round_, 1)
 
     run(tf.constant(1, i64))
@@ -173,8 +178,8 @@ def test_rounds_follow_from_bytes():
     keys = [tf.range(100, dtype=i64), tf.range(10, dtype=i64)]
     bytes_ = 100 * (8 + 12) + 10 * (8 + 8)
     for window, local_size in ((1 << 20, 1), (bytes_, 1), (bytes_ // 2, 1), (bytes_, 4), (1 << 31, 1), (1 << 32, 2)):
-        found = _ops.ring_rounds(keys, DIMS, window, local_size).numpy().tolist()
-        assert found == [bytes_ // (window // local_size) + 1]
+        rounds = _ops.ring_rounds(keys, DIMS, window, local_size).numpy().tolist()
+        assert rounds == [bytes_ // (window // local_size) + 1]
     for window, local_size, received in ((0, 1, "0, 1"), (1 << 20, 1 << 32, "4294967296")):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"Received: {received}"):
             _ops.ring_rounds(keys, DIMS, window, local_size)
@@ -184,10 +189,10 @@ def test_gradients_of_weight_0_are_dropped(mode):
     keys, grads = [tf.constant([3, 4], i64), tf.constant([], i64)], [tf.ones([2, 3]), tf.zeros([0, 2])]
     keep = mode(lambda weight: tf.nest.flatten(_ops.keep_if(weight, keys, grads)))
     for weight in (0.5, float("inf")):
-        for kept, given in zip(keep(tf.constant(weight)), keys + grads, strict=True):
-            np.testing.assert_array_equal(kept, given)
+        for kept_tensor, given_tensor in zip(keep(tf.constant(weight)), keys + grads, strict=True):
+            np.testing.assert_array_equal(kept_tensor, given_tensor)
     for weight in (0.0, float("nan")):
-        assert [kept.shape.as_list() for kept in keep(tf.constant(weight))] == [[0], [0], [0, 3], [0, 2]]
+        assert [kept_tensor.shape.as_list() for kept_tensor in keep(tf.constant(weight))] == [[0], [0], [0, 3], [0, 2]]
 
 
 def test_the_timeline_has_collectives_and_work_while_it_is_recorded(group):

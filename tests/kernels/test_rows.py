@@ -1,4 +1,4 @@
-"""The parts of a lookup as ops: shapes and errors. Their values are in layers/test_row_sources.py."""
+"""The parts of a lookup as ops: shapes and errors. layers/test_row_sources.py tests their values."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def test_parts_of_a_lookup_in_any_mode_and_rank(group, mode):
     table_of = [0, 1, 0, 1]
 
     def parts(*ids):
-        found = _ops.unique(ids, table_of, 2)
-        carriers = [tf.convert_to_tensor(one) for one in group.anchors]
-        rows = _ops.read_rows(found.keys, group.paths, group.uuids, carriers)
-        return found, rows, _ops.gather_rows(found, rows, carriers, table_of)
+        unique = _ops.unique(ids, table_of, 2)
+        carriers = [tf.convert_to_tensor(anchor) for anchor in group.anchors]
+        rows = _ops.read_rows(unique.keys, group.paths, group.uuids, carriers)
+        return unique, rows, _ops.gather_rows(unique, rows, carriers, table_of)
 
-    found, rows, gathered = mode(parts)(*ids)
-    want = group.lookup(ids, table_of)
-    for one, other in zip(
-        [*found.keys, *found.inverses, *gathered], [*want.keys, *want.inverses, *want.rows], strict=True
+    unique, rows, gathered = mode(parts)(*ids)
+    expected = group.lookup(ids, table_of)
+    for actual, reference in zip(
+        [*unique.keys, *unique.inverses, *gathered], [*expected.keys, *expected.inverses, *expected.rows], strict=True
     ):
-        np.testing.assert_array_equal(one, other)
-    assert [one.shape.as_list() for one in rows] == [[4, 4], [1, 3]]
+        np.testing.assert_array_equal(actual, reference)
+    assert [matrix.shape.as_list() for matrix in rows] == [[4, 4], [1, 3]]
 
 
 def test_shapes_are_inferred(group):
@@ -39,14 +39,19 @@ def test_shapes_are_inferred(group):
 
     @tf.function(input_signature=[tf.TensorSpec([None, 5], i64), tf.TensorSpec([7], i64)])
     def look(a, b):
-        found = _ops.unique([a, b], [0, 1], 2)
-        assert [one.shape.as_list() for one in (*found.inverses, *found.keys)] == [[None, 5], [7], [None], [None]]
-        carriers = [tf.convert_to_tensor(one) for one in group.anchors]
-        rows = _ops.read_rows(found.keys, group.paths, group.uuids, carriers)
-        assert [one.shape.as_list() for one in rows] == [[None, 4], [None, 3]]
-        gathered = _ops.gather_rows(found, rows, carriers, [0, 1])
-        assert [one.shape.as_list() for one in gathered] == [[None, 5, 4], [7, 3]]
-        bags = _ops.Unique([found.inverses[1]], found.keys[1:])
+        unique = _ops.unique([a, b], [0, 1], 2)
+        assert [tensor.shape.as_list() for tensor in (*unique.inverses, *unique.keys)] == [
+            [None, 5],
+            [7],
+            [None],
+            [None],
+        ]
+        carriers = [tf.convert_to_tensor(anchor) for anchor in group.anchors]
+        rows = _ops.read_rows(unique.keys, group.paths, group.uuids, carriers)
+        assert [tensor.shape.as_list() for tensor in rows] == [[None, 4], [None, 3]]
+        gathered = _ops.gather_rows(unique, rows, carriers, [0, 1])
+        assert [tensor.shape.as_list() for tensor in gathered] == [[None, 5, 4], [7, 3]]
+        bags = _ops.Unique([unique.inverses[1]], unique.keys[1:])
         splits = tf.constant([0, 3, 7], i64)
         (pooled,) = _ops.pool_rows(bags, [splits], [tf.zeros([0])], rows[1:], carriers[1:], [0], ["sum"])
         assert pooled.shape.as_list() == [2, 3]
@@ -67,12 +72,12 @@ def test_shapes_are_inferred(group):
     ],
 )
 def test_rows_that_do_not_fit_are_refused(inverse, shape, width, message):
-    found = _ops.Unique([tf.constant(inverse)], [tf.constant([7, 8], i64)])
+    unique = _ops.Unique([tf.constant(inverse)], [tf.constant([7, 8], i64)])
     rows, carriers = [tf.zeros(shape)], [tf.zeros([0, width])]
     with pytest.raises(ERROR, match=message):
-        _ops.gather_rows(found, rows, carriers, [0])
+        _ops.gather_rows(unique, rows, carriers, [0])
     with pytest.raises(ERROR, match=message):
-        _ops.pool_rows(found, [tf.constant([0, 2], i64)], [tf.zeros([0])], rows, carriers, [0], ["mean"])
+        _ops.pool_rows(unique, [tf.constant([0, 2], i64)], [tf.zeros([0])], rows, carriers, [0], ["mean"])
 
 
 def test_reads_refuse_keys_out_of_range_and_tables_of_another_width(group):

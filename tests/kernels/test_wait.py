@@ -1,4 +1,4 @@
-"""TspsWaitStep."""
+"""Waits for a step by TspsWaitStep."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_closing_the_group_cancels_waits(group):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while thread.is_alive():  # until the wait has begun, closing is no news to it
+    while thread.is_alive():  # closing has no effect until the wait has begun
         _ops.close_group(group.path)
         thread.join(0.05)
     assert "cancelled" in str(caught[0])
@@ -91,7 +91,7 @@ SESSIONS = """
 import threading
 
 def run_waits_and_then_apply(make_wait, n_waits, first_step, last_step):
-    # The apply is queued for the one inter-op thread when the waits are there. False: a wait ended without its step.
+    # The apply is queued for the one inter-op thread after the waits. Returns False if a wait ended without its step.
     started = threading.Event()
     with tf.Graph().as_default() as graph:  # without automatic control dependencies
         feed = tf.compat.v1.placeholder(tf.int64, [])

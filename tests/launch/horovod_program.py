@@ -19,10 +19,10 @@ assert (ranks.kind, ranks.rank, ranks.size) == ("horovod", int(os.environ["TFSPS
 
 
 class Fail(tf.keras.callbacks.Callback):
-    """In the middle of training."""
+    """Fails in the middle of training."""
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """After the third step."""
+        """Fails after the third step."""
         if batch == 2 and ranks.rank == failing:
             if way == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -9,14 +9,14 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 @tf.function
 def total() -> tf.Tensor:
-    """The sum over all workers of their numbers plus one."""
+    """Returns the sum of all workers' numbers plus one."""
 
-    def own() -> tf.Tensor:
+    def sum_of_replicas() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        mine = tf.cast(context.replica_id_in_sync_group, tf.float32) + 1.0
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+        number_plus_one = tf.cast(context.replica_id_in_sync_group, tf.float32) + 1.0
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, number_plus_one)
 
-    return strategy.run(own)
+    return strategy.run(sum_of_replicas)
 
 
 print("total", float(total()))

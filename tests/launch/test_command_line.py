@@ -1,4 +1,4 @@
-"""Options, what is refused, and what a launcher is without."""
+"""The options of the launcher, refused options, and the launcher's imports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_options_of_the_program_are_left_to_it() -> None:
 def test_a_second_machine() -> None:
     options = parse(words("--nnodes 2 --node-rank 1 --coordinator host0:29400 --nproc-per-node 2 true"))
     assert (options.nnodes, options.node_rank, options.coordinator) == (2, 1, ("host0", 29400))
-    # The same script does for one machine.
+    # The same script works on one machine.
     assert parse(words("--nnodes 1 --coordinator host0:29400 -np 2 true")).coordinator is None
 
 
@@ -65,13 +65,13 @@ def test_horovod_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def settled(line: str, monkeypatch: pytest.MonkeyPatch) -> Options:
-    """The options of a machine on which Horovod is installed."""
+    """Returns the options of a machine on which Horovod is installed."""
     monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda _: importlib.machinery.ModuleSpec("x", None))
     return horovod_check.settle(parse(words(line)))
 
 
 def without_an_address(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The machine's name has no address."""
+    """Makes the machine's name have no address."""
 
     def unknown(*_: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -82,7 +82,7 @@ def without_an_address(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Horovod is for another TensorFlow."""
+    """Makes Horovod belong to another TensorFlow."""
     monkeypatch.setattr(horovod_check, "_LOAD", "raise OSError('mpi_lib.so: undefined symbol: _ZN3abc')")
     monkeypatch.setattr(horovod_check.socket, "getaddrinfo", lambda *_: [])
     reason = "OSError: mpi_lib.so: undefined symbol: _ZN3abc"
@@ -93,16 +93,16 @@ def that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_horovod_that_cannot_work_is_refused_before_a_rank_starts(
     broken: Callable[[pytest.MonkeyPatch], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = broken(monkeypatch)
+    expected_text = broken(monkeypatch)
     with pytest.raises(LaunchError) as refused:
         settled("-np 2 --collectives horovod true", monkeypatch)
     assert refused.value.status == 2
-    assert wrong in str(refused.value)
+    assert expected_text in str(refused.value)
     assert "or use --collectives tensorflow" in str(refused.value)
     assert settled("-np 2 true", monkeypatch).collectives == "tensorflow"
-    said = capfd.readouterr().err
-    assert wrong in said
-    assert "The ranks use TensorFlow's collectives instead" in said
+    stderr = capfd.readouterr().err
+    assert expected_text in stderr
+    assert "The ranks use TensorFlow's collectives instead" in stderr
     assert settled("-np 2 --collectives tensorflow true", monkeypatch).collectives == "tensorflow"
     assert capfd.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-"""What ranks find in their environment."""
+"""The environment of ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,26 @@ def environments(folder: Path, size: int) -> list[dict[str, str]]:
 
 
 def test_ranks_of_nodes_with_different_numbers() -> None:
-    found = environment.placements([Node("a", 1), Node("b", 3), Node("c", 2)])
-    assert [one.rank for one in found] == [0, 1, 2, 3, 4, 5]
-    assert {one.size for one in found} == {6}
-    assert [one.node_rank for one in found] == [0, 1, 1, 1, 2, 2]
-    assert [(one.local_rank, one.local_size) for one in found] == [(0, 1), (0, 3), (1, 3), (2, 3), (0, 2), (1, 2)]
-    assert [(one.cross_rank, one.cross_size) for one in found] == [(0, 3), (1, 3), (0, 2), (0, 1), (2, 3), (1, 2)]
+    placements = environment.placements([Node("a", 1), Node("b", 3), Node("c", 2)])
+    assert [placement.rank for placement in placements] == [0, 1, 2, 3, 4, 5]
+    assert {placement.size for placement in placements} == {6}
+    assert [placement.node_rank for placement in placements] == [0, 1, 1, 1, 2, 2]
+    assert [(placement.local_rank, placement.local_size) for placement in placements] == [
+        (0, 1),
+        (0, 3),
+        (1, 3),
+        (2, 3),
+        (0, 2),
+        (1, 2),
+    ]
+    assert [(placement.cross_rank, placement.cross_size) for placement in placements] == [
+        (0, 3),
+        (1, 3),
+        (0, 2),
+        (0, 1),
+        (2, 3),
+        (1, 2),
+    ]
 
 
 def test_two_nodes_on_one_machine_have_two_names() -> None:
@@ -38,7 +52,7 @@ def test_two_nodes_on_one_machine_have_two_names() -> None:
 def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("127.0.1.1") == "lo"
-    assert interface_of("192.0.2.1") is None  # for documents: nobody has it
+    assert interface_of("192.0.2.1") is None  # an address for documentation, which no interface has
 
 
 def test_threads_are_divided_unless_they_are_set() -> None:
@@ -54,16 +68,16 @@ def test_threads_are_divided_unless_they_are_set() -> None:
 def test_ranks_of_tensorflow(launch: Launchers) -> None:
     job = launch("-np", "3", "--collectives", "tensorflow", program=PRINT, OMP_NUM_THREADS="5", MINE="x")
     assert job.wait() == 0, job.said
-    found = environments(launch.folder, 3)
-    for rank, one in enumerate(found):
-        assert {one[f"TFSPS_{name}"] for name in ("SIZE", "LOCAL_SIZE")} == {"3"}
-        assert {one[f"TFSPS_{name}"] for name in ("RANK", "LOCAL_RANK")} == {str(rank)}
-        assert one["TFSPS_NODE_RANK"] == "0"
-        assert (one["OMP_NUM_THREADS"], one["MINE"]) == ("5", "x")
-        assert json.loads(one["TF_CONFIG"])["task"] == {"type": "worker", "index": rank}
-        assert not any(name.startswith("HOROVOD_") for name in one)
-    assert len({one["TFSPS_KEY_VALUES"] for one in found}) == 1
-    (cluster,) = {json.dumps(json.loads(one["TF_CONFIG"])["cluster"]) for one in found}
+    environments_of_ranks = environments(launch.folder, 3)
+    for rank, variables in enumerate(environments_of_ranks):
+        assert {variables[f"TFSPS_{name}"] for name in ("SIZE", "LOCAL_SIZE")} == {"3"}
+        assert {variables[f"TFSPS_{name}"] for name in ("RANK", "LOCAL_RANK")} == {str(rank)}
+        assert variables["TFSPS_NODE_RANK"] == "0"
+        assert (variables["OMP_NUM_THREADS"], variables["MINE"]) == ("5", "x")
+        assert json.loads(variables["TF_CONFIG"])["task"] == {"type": "worker", "index": rank}
+        assert not any(name.startswith("HOROVOD_") for name in variables)
+    assert len({variables["TFSPS_KEY_VALUES"] for variables in environments_of_ranks}) == 1
+    (cluster,) = {json.dumps(json.loads(variables["TF_CONFIG"])["cluster"]) for variables in environments_of_ranks}
     workers = json.loads(cluster)["worker"]
     assert len(set(workers)) == 3
     assert all(worker.startswith("127.0.0.1:") for worker in workers)
@@ -73,15 +87,15 @@ def test_ranks_of_horovod(launch: Launchers) -> None:
     pytest.importorskip("horovod")
     job = launch("-np", "2", "--collectives", "horovod", program=PRINT)
     assert job.wait() == 0, job.said
-    for rank, one in enumerate(environments(launch.folder, 2)):
+    for rank, variables in enumerate(environments(launch.folder, 2)):
         expected = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-        assert {name: int(one[f"HOROVOD_{name}"]) for name in expected} == expected
-        assert one["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
-        assert one["HOROVOD_GLOO_RENDEZVOUS_PORT"].isdigit()
-        assert one["HOROVOD_GLOO_IFACE"] == "lo"
-        assert one["HOROVOD_CONTROLLER"] == one["HOROVOD_CPU_OPERATIONS"] == "gloo"
-        assert (one["TFSPS_RANK"], one["TFSPS_SIZE"]) == (str(rank), "2")
-        assert "TF_CONFIG" not in one
+        assert {name: int(variables[f"HOROVOD_{name}"]) for name in expected} == expected
+        assert variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "127.0.0.1"
+        assert variables["HOROVOD_GLOO_RENDEZVOUS_PORT"].isdigit()
+        assert variables["HOROVOD_GLOO_IFACE"] == "lo"
+        assert variables["HOROVOD_CONTROLLER"] == variables["HOROVOD_CPU_OPERATIONS"] == "gloo"
+        assert (variables["TFSPS_RANK"], variables["TFSPS_SIZE"]) == (str(rank), "2")
+        assert "TF_CONFIG" not in variables
 
 
 def test_ranks_share_a_store_that_is_new_in_every_job(launch: Launchers) -> None:
@@ -115,9 +129,9 @@ def test_a_horovod_job_of_this_launcher_is_one_of_horovod_too(monkeypatch: pytes
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TFSPS_SIZE", "4")
     monkeypatch.setenv("TFSPS_LOCAL_SIZE", "2")
-    found = launchers.find()
-    assert found is not None
-    assert (found.by, found.size, found.on_one_machine) == ("tf-sparse-ps run", 4, False)
+    launch_found = launchers.find()
+    assert launch_found is not None
+    assert (launch_found.by, launch_found.size, launch_found.on_one_machine) == ("tf-sparse-ps run", 4, False)
     assert launchers.find_horovodrun() is None
     monkeypatch.setenv("HOROVOD_SIZE", "4")
     assert launchers.find_horovodrun() is None, "without a rank it is no job of Horovod's"

@@ -1,4 +1,4 @@
-"""Which tables a launcher removes after its ranks: those that its own left because they died, and no others."""
+"""A launcher removes the tables that its own dead ranks have left, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher import Launchers, environment
 
 from tf_sparse_ps.node import job_folder
 
-# Makes groups, and leaves them as a leader does that died, or kept them for lack of room.
+# Makes groups, and leaves them as a leader does that dies, or keep them because it ran out of space.
 MAKE = """
 from tf_sparse_ps import _table
 tables = pathlib.Path(os.environ["TFSPS_DIR"])
@@ -31,7 +31,7 @@ def make(name, kept=False):
 
 
 def names(folder: Path) -> set[str]:
-    return {one.name for one in (folder / "tables").iterdir() if one.name != ".lock"}
+    return {path.name for path in (folder / "tables").iterdir() if path.name != ".lock"}
 
 
 def unnamed() -> str:
@@ -42,8 +42,8 @@ def unnamed() -> str:
 def test_what_dead_ranks_leave_is_removed(end: str, launch: Launchers) -> None:
     (launch.folder / "tables").mkdir(0o700)
     open_one, kept_one, of_others = unnamed(), unnamed(), unnamed()
-    other = "import json, os, pathlib\n" + MAKE + f"make({of_others!r})\nos._exit(1)"
-    subprocess.run([sys.executable, "-c", other], env=environment(launch.folder), timeout=60, check=False)
+    program_of_others = "import json, os, pathlib\n" + MAKE + f"make({of_others!r})\nos._exit(1)"
+    subprocess.run([sys.executable, "-c", program_of_others], env=environment(launch.folder), timeout=60, check=False)
     program = f"""
 {MAKE}
 if rank == 0:

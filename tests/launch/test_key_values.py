@@ -1,4 +1,4 @@
-"""The key-value store: what it answers, and to whom."""
+"""The key-value store: its answers, and which clients get them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tf_sparse_ps.errors import WrongSecretError
 from tf_sparse_ps.launch.key_values import Client, Store
 
 LAUNCHERS, RANKS = b"of launchers", b"of ranks"
-SECRETS = {"launch": LAUNCHERS, "tsps": RANKS, "scope": b""}  # requests of the last one are not signed
+SECRETS = {"launch": LAUNCHERS, "tsps": RANKS, "scope": b""}  # requests of the last scope are not signed
 
 
 @pytest.fixture
 def server() -> Iterator[KeyValueServer]:
-    one = KeyValueServer("127.0.0.1", 0, Store(), SECRETS)
-    yield one
-    one.close()
+    key_values = KeyValueServer("127.0.0.1", 0, Store(), SECRETS)
+    yield key_values
+    key_values.close()
 
 
 class KeyValueServerContext:
-    """A server, closed at the end of the block."""
+    """A server, which is closed at the end of the block."""
 
     def __init__(self, secrets: dict[str, bytes]) -> None:
         self._server = KeyValueServer("127.0.0.1", 0, Store(), secrets)
@@ -95,11 +95,11 @@ def test_of_several_that_create_one_is_the_first(server: KeyValueServer) -> None
 def test_what_makes_no_sense_is_refused(server: KeyValueServer) -> None:
     assert request(server, "PUT", "/scope/key", b"x", Content_Length=str(1 << 40))[0] == 413
     assert request(server, "DELETE", "/scope/key")[0] == 501
-    with socket.create_connection(("127.0.0.1", server.server_port)) as one:
-        one.sendall(b"PUT /scope/key HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf")
-    with socket.create_connection(("127.0.0.1", server.server_port)) as one:
-        one.sendall(b"nonsense\r\n\r\n")
-        assert b"400" in one.recv(1000)
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall(b"PUT /scope/key HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf")
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert b"400" in connection.recv(1000)
     assert request(server, "GET", "/scope/key")[0] == 404
 
 
@@ -111,20 +111,20 @@ def test_a_store_that_is_not_there_is_an_error_to_launchers_and_empty_to_ranks()
 
 
 def test_what_answers_and_is_no_store_is_an_error() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
         with ThreadPoolExecutor(1) as pool:
 
             def answer() -> None:
-                connection, _ = other.accept()
+                connection, _ = listener.accept()
                 connection.recv(1000)
                 connection.sendall(b"SSH-2.0-OpenSSH\r\n")
                 connection.close()
 
             done = pool.submit(answer)
             with pytest.raises(ConnectionError):
-                Client("127.0.0.1", other.getsockname()[1], LAUNCHERS).get("key")
+                Client("127.0.0.1", listener.getsockname()[1], LAUNCHERS).get("key")
             done.result(10)
 
 
@@ -194,11 +194,11 @@ def test_values_have_limits(server: KeyValueServer, monkeypatch: pytest.MonkeyPa
 def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_value_server, "_MOST_CONNECTIONS", 2)
     with KeyValueServerContext(SECRETS) as server:
-        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        connections = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
         with pytest.raises(OSError, match=r"no answer|reset"):
             Client("127.0.0.1", server.port, LAUNCHERS).get("key")
-        for one in held:
-            one.close()
+        for connection in connections:
+            connection.close()
         client = Client("127.0.0.1", server.port, LAUNCHERS)
         until(lambda: can(lambda: client.put("key", "value")), 10)
 

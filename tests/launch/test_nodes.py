@@ -1,4 +1,4 @@
-"""Several launchers of one job, on one machine: how they meet, and how they end together."""
+"""Several launchers of one job, on one machine: how they connect, and how they end together."""
 
 from __future__ import annotations
 
@@ -53,24 +53,28 @@ def test_ranks_of_two_nodes_know_each_other(collectives: str, launch: Launchers)
     if collectives == "horovod":
         pytest.importorskip("horovod")
     nodes = Nodes(launch, collectives=collectives)
-    second = nodes.start(1, PRINT, ranks=2)  # whoever comes first
+    second = nodes.start(1, PRINT, ranks=2)  # the order of the launchers does not matter
     first = nodes.start(0, PRINT, ranks=1)
     assert (first.wait(), second.wait()) == (0, 0), first.said + second.said
-    found = [json.loads(text) for text in launch.wait_for("env-0", "env-1", "env-2")]
-    assert [one["TFSPS_NODE_RANK"] for one in found] == ["0", "1", "1"]
-    assert [one["TFSPS_LOCAL_RANK"] for one in found] == ["0", "0", "1"]
-    assert [one["TFSPS_LOCAL_SIZE"] for one in found] == ["1", "2", "2"]
-    assert {one["TFSPS_SIZE"] for one in found} == {"3"}
-    assert {one["TFSPS_KEY_VALUES"] for one in found} == {nodes.address}
+    environments_of_ranks = [json.loads(text) for text in launch.wait_for("env-0", "env-1", "env-2")]
+    assert [variables["TFSPS_NODE_RANK"] for variables in environments_of_ranks] == ["0", "1", "1"]
+    assert [variables["TFSPS_LOCAL_RANK"] for variables in environments_of_ranks] == ["0", "0", "1"]
+    assert [variables["TFSPS_LOCAL_SIZE"] for variables in environments_of_ranks] == ["1", "2", "2"]
+    assert {variables["TFSPS_SIZE"] for variables in environments_of_ranks} == {"3"}
+    assert {variables["TFSPS_KEY_VALUES"] for variables in environments_of_ranks} == {nodes.address}
     if collectives == "tensorflow":
-        (cluster,) = {json.dumps(json.loads(one["TF_CONFIG"])["cluster"]) for one in found}
+        (cluster,) = {json.dumps(json.loads(variables["TF_CONFIG"])["cluster"]) for variables in environments_of_ranks}
         assert len(set(json.loads(cluster)["worker"])) == 3
-        assert [json.loads(one["TF_CONFIG"])["task"]["index"] for one in found] == [0, 1, 2]
+        assert [json.loads(variables["TF_CONFIG"])["task"]["index"] for variables in environments_of_ranks] == [0, 1, 2]
     else:
-        assert [one["HOROVOD_HOSTNAME"] for one in found] == ["127.0.0.1-0", "127.0.0.1-1", "127.0.0.1-1"]
-        assert [one["HOROVOD_CROSS_RANK"] for one in found] == ["0", "1", "0"]
-        assert [one["HOROVOD_CROSS_SIZE"] for one in found] == ["2", "2", "1"]
-        assert len({one["HOROVOD_GLOO_RENDEZVOUS_PORT"] for one in found}) == 1
+        assert [variables["HOROVOD_HOSTNAME"] for variables in environments_of_ranks] == [
+            "127.0.0.1-0",
+            "127.0.0.1-1",
+            "127.0.0.1-1",
+        ]
+        assert [variables["HOROVOD_CROSS_RANK"] for variables in environments_of_ranks] == ["0", "1", "0"]
+        assert [variables["HOROVOD_CROSS_SIZE"] for variables in environments_of_ranks] == ["2", "2", "1"]
+        assert len({variables["HOROVOD_GLOO_RENDEZVOUS_PORT"] for variables in environments_of_ranks}) == 1
 
 
 def test_a_rank_that_fails_on_another_node_ends_all_and_is_shown_on_both(launch: Launchers) -> None:
@@ -87,12 +91,12 @@ def test_a_rank_that_fails_on_another_node_ends_all_and_is_shown_on_both(launch:
 def test_a_rank_of_node_0_that_is_killed(launch: Launchers) -> None:
     nodes = Nodes(launch)
     first, second = nodes.start(0, NAP), nodes.start(1, NAP)
-    own = pids(launch, 0, 1)
-    os.kill(own[0], signal.SIGKILL)
+    rank_pids = pids(launch, 0, 1)
+    os.kill(rank_pids[0], signal.SIGKILL)
     assert (first.wait(), second.wait()) == (137, 137)
     assert "rank 0 (node 0) failed first, killed by SIGKILL: see what it wrote above" in first.said
     assert "rank 0 (node 0) failed first, killed by SIGKILL; it wrote nothing to stderr" in second.said
-    assert gone(own[1])
+    assert gone(rank_pids[1])
 
 
 def test_a_node_whose_ranks_are_done_still_tells_how_the_job_ended(launch: Launchers) -> None:
@@ -110,11 +114,11 @@ def test_a_node_whose_ranks_are_done_still_tells_how_the_job_ended(launch: Launc
 def test_ctrl_c_on_one_machine_ends_the_others(which: int, launch: Launchers) -> None:
     nodes = Nodes(launch)
     jobs = [nodes.start(k, NAP) for k in range(2)]
-    own = pids(launch, 0, 1)
+    rank_pids = pids(launch, 0, 1)
     jobs[which].process.send_signal(signal.SIGINT)
     assert [job.wait(20) for job in jobs] == [130, 130]
     assert all(f"the launcher of node {which} got SIGINT" in job.said for job in jobs)
-    assert all(map(gone, own))
+    assert all(map(gone, rank_pids))
 
 
 @pytest.mark.daily_cases(1)
@@ -134,14 +138,14 @@ def test_ctrl_c_where_ranks_are_done_ends_the_others(which: int, launch: Launche
 def test_a_launcher_that_cannot_reach_node_0s_any_more_ends_its_ranks(launch: Launchers) -> None:
     nodes = Nodes(launch)
     first, second = nodes.start(0, NAP), nodes.start(1, NAP)
-    own = pids(launch, 0, 1)
+    rank_pids = pids(launch, 0, 1)
     first.process.kill()
     assert second.wait(20) == 1
     assert "node 1 cannot reach the launcher of node 0 any more (nobody listens there any more)" in second.said
-    until(lambda: all(map(gone, own)), 10.0)
+    until(lambda: all(map(gone, rank_pids)), 10.0)
 
 
-# --- how they meet ---
+# --- how launchers connect ---
 
 
 def test_node_ranks_that_did_not_come_are_named(launch: Launchers) -> None:
@@ -239,8 +243,8 @@ def test_a_machine_whose_name_leads_back_to_itself_with_horovod() -> None:
 
 
 def test_node_0_on_another_machine_than_the_coordinator() -> None:
-    store, other = Store(), Store()
-    server = KeyValueServer("127.0.0.1", 0, other, {"launch": KEY})
+    store, other_store = Store(), Store()
+    server = KeyValueServer("127.0.0.1", 0, other_store, {"launch": KEY})
     try:
         with pytest.raises(LaunchError, match="does not lead to this machine"):
             meeting(0, server.server_port, store).hold(Node("127.0.0.1", 1), lambda _: None)
@@ -294,7 +298,7 @@ def test_launchers_find_their_secret_in_the_home_folder(launch: Launchers) -> No
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     secret = file.read_text()
     assert len(secret) == 64
-    # The ranks have another one, the same on both nodes.
+    # The ranks have another secret, the same on both nodes.
     (of_ranks,) = {json.loads(text)[SECRET] for text in launch.wait_for("env-0", "env-1")}
     assert len(of_ranks) == 64
     assert of_ranks != secret
@@ -310,7 +314,7 @@ def test_a_short_secret_is_refused(launch: Launchers) -> None:
     assert "TFSPS_SECRET has 5 characters, but it needs at least 16" in job.said
 
 
-# --- what they tell each other ---
+# --- what launchers report to each other ---
 
 
 def test_a_launcher_without_a_sign_of_life_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,13 +326,13 @@ def test_a_launcher_without_a_sign_of_life_is_lost(monkeypatch: pytest.MonkeyPat
             self.cause = cause
             events.set()
 
-    link, found = NodeLink(0, [Node("a", 1), Node("b", 1)], store, "job"), Events()
-    link.watch(found)  # type: ignore[arg-type]
+    link, events_seen = NodeLink(0, [Node("a", 1), Node("b", 1)], store, "job"), Events()
+    link.watch(events_seen)  # type: ignore[arg-type]
     assert events.wait(10)
-    assert "the launcher of node 1 (b) has not been heard of" in found.cause.text
+    assert "the launcher of node 1 (b) has not been heard of" in events_seen.cause.text
     monkeypatch.setattr(node_link, "_ENDING_S", 0.2)
-    outcome = link.finish(NodeEnd({0: -15}, [], {}), found.cause, str, queue.SimpleQueue())
-    assert outcome == Outcome(1, None, found.cause.text)
+    outcome = link.finish(NodeEnd({0: -15}, [], {}), events_seen.cause, str, queue.SimpleQueue())
+    assert outcome == Outcome(1, None, events_seen.cause.text)
 
 
 def test_the_store_of_another_job_at_that_address_is_not_taken_for_this_ones() -> None:
@@ -340,10 +344,10 @@ def test_the_store_of_another_job_at_that_address_is_not_taken_for_this_ones() -
             self.cause = cause
             events.set()
 
-    link, found = NodeLink(1, [Node("a", 1), Node("b", 1)], store, "old"), Events()
-    link.watch(found)  # type: ignore[arg-type]
+    link, events_seen = NodeLink(1, [Node("a", 1), Node("b", 1)], store, "old"), Events()
+    link.watch(events_seen)  # type: ignore[arg-type]
     assert events.wait(10)
-    assert "another job has taken its place" in found.cause.text
+    assert "another job has taken its place" in events_seen.cause.text
     assert store.get("alive-1") is None
 
 
@@ -354,14 +358,14 @@ def test_who_failed_first() -> None:
     by_itself = decide(Cause(0, 0, 1), ends, "rank 2 ended with ValueError: mine")
     assert (by_itself.status, by_itself.rank, list(by_itself.lines)) == (134, 2, ["two"])
     assert by_itself.text == "rank 2 (node 1) failed first, killed by SIGABRT"
-    # One that was told to end, or has ended well, did not fail first.
+    # A rank that the launcher ended, or that ended without an error, did not fail first.
     for named in (1, 3):
-        other = decide(Cause(0, 0, 1), ends, f"rank {named} said this")
-        assert other.rank == 0
-        assert other.text.endswith(f"with exit status 1, for this reason: rank {named} said this")
+        decision = decide(Cause(0, 0, 1), ends, f"rank {named} said this")
+        assert decision.rank == 0
+        assert decision.text.endswith(f"with exit status 1, for this reason: rank {named} said this")
     lost = decide(Cause(1, 2, 9), {0: ends[0]}, "")
     assert lost.text == "rank 2 (node 1) failed first, with exit status 9"
     assert decide(None, ends, "rank 0 said this") == Outcome()
-    for one in (by_time, lost):
-        assert Outcome.of(one.dump()).told(shown=False) == one.told(shown=False)
+    for outcome in (by_time, lost):
+        assert Outcome.of(outcome.dump()).told(shown=False) == outcome.told(shown=False)
     assert NodeEnd.of(ends[1].dump()) == ends[1]

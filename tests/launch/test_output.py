@@ -1,4 +1,4 @@
-"""What is shown of the ranks, and what their logs have."""
+"""The shown output of ranks, and the content of their logs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_start_up_lines_are_left_out(line: bytes) -> None:
     assert is_start_up(line)
     assert filtered(b"before\n" + line + b"\nafter\n") == [b"before\nafter\n"]
     assert b"".join(filtered(line + b"\r\n", b"after")) == b"after"
-    # However they are cut.
+    # This does not depend on how the lines are cut into parts.
     for at in range(len(line)):
         assert b"".join(filtered(b"before\n" + line[:at], line[at:] + b"\nafter")) == b"before\nafter"
     assert b"".join(filtered(*(bytes([byte]) for byte in line + b"\nafter"))) == b"after"
@@ -101,15 +101,15 @@ def test_start_up_lines_of_rank_0_are_not_shown(launch: Launchers) -> None:
 def test_logs_have_everything(launch: Launchers) -> None:
     logs = launch.folder / "a" / "logs"
     program = TALK + f"sys.stderr.buffer.write({b'-' + ONEDNN!r})"
-    for _ in range(2):  # the second job's, not both
+    for _ in range(2):  # the logs are the second job's alone
         job = launch("-np", "2", "--log-dir", str(logs), program=program.replace("b'-I", "b'\\nI"))
         assert job.wait() == 0
         assert job.stdout == b"out 0\n50%\r100%\n"
         for rank in range(2):
-            found = (logs / f"rank-{rank}.log").read_bytes()
-            assert b"out %d\n50%%\r100%%\n" % rank in found
-            assert b"err %d\n1/2\r2/2 of %d\n" % (rank, rank) + ONEDNN in found
-            assert found.count(b"out") == 1
+            log = (logs / f"rank-{rank}.log").read_bytes()
+            assert b"out %d\n50%%\r100%%\n" % rank in log
+            assert b"err %d\n1/2\r2/2 of %d\n" % (rank, rank) + ONEDNN in log
+            assert log.count(b"out") == 1
 
 
 def test_lines_of_all_ranks_have_their_numbers(launch: Launchers) -> None:
@@ -171,7 +171,7 @@ def test_the_order_of_stdout_and_stderr_stays_where_they_are_one(tmp_path: Path)
 
 @pytest.mark.parametrize("options", [[], ["--log-dir", "logs"]])
 def test_rank_0_has_a_terminal_where_the_launcher_has_one(options: list[str], tmp_path: Path) -> None:
-    """With its size, and without a \\r before each line's end that the program has not written."""
+    """The terminal has the launcher's size, and no \\r before a line's end unless the program writes it."""
     code = PROLOGUE + "if rank: sys.exit()\n"
     code += "print(*(os.get_terminal_size(i) for i in (1, 2)), os.isatty(0))\nprint('x', file=sys.stderr)"
     command = [sys.executable, "-m", "tf_sparse_ps", "run", "-np", "2", *options, sys.executable, "-c", code]
@@ -206,4 +206,4 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path: Path) -> None:
         job.wait()
         assert job.stderr is not None
         job.stderr.close()
-    assert sorted(one.name for one in tmp_path.glob("done-*")) == ["done-0", "done-1"]
+    assert sorted(path.name for path in tmp_path.glob("done-*")) == ["done-0", "done-1"]

@@ -1,4 +1,4 @@
-"""How a job ends: whose error is shown, with which status, and that nothing is left running."""
+"""The end of a job: which rank's error is shown, the status, and that nothing is left running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from launcher import ROOT, Launchers, gone, until
 
 NAP = "note(f'pid-{rank}', str(os.getpid()))\ntime.sleep(300)\n"
-# For what has a limit of its own: the launcher's grace, and the time until SIGKILL.
+# For waits that have their own limit: the launcher's grace, and the time until SIGKILL.
 GRACE_S, KILL_S = 5.0, 5.0
 
 
@@ -67,11 +67,11 @@ sys.exit("rank 1 is gone")
 
 def test_a_rank_killed_by_a_signal(launch: Launchers) -> None:
     job = launch("-np", "2", program=NAP)
-    own = pids(launch, 2)
-    os.kill(own[1], signal.SIGKILL)
+    rank_pids = pids(launch, 2)
+    os.kill(rank_pids[1], signal.SIGKILL)
     assert job.wait() == 128 + signal.SIGKILL
     assert "rank 1 failed first, killed by SIGKILL; it wrote nothing to stderr" in job.said
-    assert gone(own[0])
+    assert gone(rank_pids[0])
 
 
 def test_the_error_of_rank_0_is_not_shown_twice(launch: Launchers) -> None:
@@ -175,12 +175,12 @@ def test_a_rank_that_does_not_heed_sigterm_is_killed(launch: Launchers) -> None:
 
 def test_a_stopped_rank_ends_with_the_others(launch: Launchers) -> None:
     job = launch("-np", "2", program=NAP)
-    own = pids(launch, 2)
-    os.kill(own[0], signal.SIGSTOP)
-    until(lambda: psutil.Process(own[0]).status() == psutil.STATUS_STOPPED)
+    rank_pids = pids(launch, 2)
+    os.kill(rank_pids[0], signal.SIGSTOP)
+    until(lambda: psutil.Process(rank_pids[0]).status() == psutil.STATUS_STOPPED)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(KILL_S / 2) == 128 + signal.SIGTERM
-    assert gone(own[0])
+    assert gone(rank_pids[0])
 
 
 def test_ctrl_c_lets_ranks_clean_up(launch: Launchers) -> None:
@@ -192,12 +192,12 @@ except KeyboardInterrupt:
     note(f"cleaned-{rank}")
 """
     job = launch("-np", "2", program=program)
-    own = pids(launch, 2)
+    rank_pids = pids(launch, 2)
     job.process.send_signal(signal.SIGINT)
     assert job.wait() == 130
     assert "got SIGINT" in job.said
     launch.wait_for("cleaned-0", "cleaned-1", timeout_s=0.1)
-    assert all(map(gone, own))
+    assert all(map(gone, rank_pids))
 
 
 def test_a_second_ctrl_c_kills(launch: Launchers) -> None:
@@ -209,29 +209,29 @@ while True:
     time.sleep(1)
 """
     job = launch("-np", "2", program=program)
-    own = pids(launch, 2)
+    rank_pids = pids(launch, 2)
     job.process.send_signal(signal.SIGINT)
     launch.wait_for("heard-0", "heard-1")
     assert job.process.poll() is None
     job.process.send_signal(signal.SIGINT)
     assert job.wait(3.0) == 130
-    assert all(map(gone, own))
+    assert all(map(gone, rank_pids))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_launcher_that_is_told_to_end(number: signal.Signals, launch: Launchers) -> None:
     job = launch("-np", "2", program=NAP)
-    own = pids(launch, 2)
+    rank_pids = pids(launch, 2)
     job.process.send_signal(number)
     assert job.wait(KILL_S) == 128 + number
-    assert all(map(gone, own))
+    assert all(map(gone, rank_pids))
 
 
 def test_no_rank_outlives_a_launcher_that_was_killed(launch: Launchers) -> None:
     job = launch("-np", "3", program=NAP)
-    own = pids(launch, 3)
+    rank_pids = pids(launch, 3)
     job.process.kill()
-    until(lambda: all(map(gone, own)), 10.0)
+    until(lambda: all(map(gone, rank_pids)), 10.0)
 
 
 def test_a_rank_whose_launcher_is_gone_before_it_began_does_not_begin(tmp_path: Path) -> None:

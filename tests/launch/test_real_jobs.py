@@ -1,4 +1,4 @@
-"""Jobs of TensorFlow: the ranks meet, train a table, and leave nothing behind when one fails."""
+"""Jobs of TensorFlow: the ranks connect, train a table, and leave nothing over when one fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from launcher import Launcher, Launchers
 
 HERE = Path(__file__).resolve().parent
-LONGEST_S = 300.0  # on a machine that has something else to do
+LONGEST_S = 300.0  # on a machine with other work
 
 
 def horovod_job(launch: Launchers, way: str, rank: int = -1) -> Launcher:
@@ -22,9 +22,9 @@ def horovod_job(launch: Launchers, way: str, rank: int = -1) -> Launcher:
     return job
 
 
-def left(launch: Launchers) -> list[str]:
-    """What there is of tables."""
-    return [one.name for one in (launch.folder / "tables").iterdir() if one.name != ".lock"]
+def leftovers(launch: Launchers) -> list[str]:
+    """Returns the names of leftover tables."""
+    return [path.name for path in (launch.folder / "tables").iterdir() if path.name != ".lock"]
 
 
 @pytest.mark.nightly
@@ -33,7 +33,7 @@ def test_a_job_of_horovod_trains_and_says_nothing_else(launch: Launchers) -> Non
     assert job.process.returncode == 0, job.said
     assert job.stdout.startswith(b"trained; tables in ")
     assert "oneDNN" not in job.said
-    assert left(launch) == []
+    assert leftovers(launch) == []
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
@@ -42,7 +42,7 @@ def test_a_killed_rank_leaves_no_tables(rank: int, launch: Launchers) -> None:
     job = horovod_job(launch, "kill", rank)
     assert job.process.returncode == 137, job.said
     assert f"tf-sparse-ps: rank {rank} failed first, killed by SIGKILL" in job.said
-    assert left(launch) == []
+    assert leftovers(launch) == []
 
 
 @pytest.mark.nightly
@@ -52,7 +52,7 @@ def test_an_error_of_a_rank_is_shown(launch: Launchers) -> None:
     shown = job.said.partition("rank 1 failed first, with exit status 1 (its last lines):")[2]
     assert "ValueError: mine" in shown
     assert shown.count("Traceback") == 1
-    assert left(launch) == []
+    assert leftovers(launch) == []
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""What `cached_devices_program.py` trains with."""
+"""The data that `cached_devices_program.py` trains with."""
 
 from __future__ import annotations
 

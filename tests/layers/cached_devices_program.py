@@ -1,6 +1,7 @@
 """Trains tables with rows on several logical CPU devices, under MirroredStrategy, and without a cache.
 
-Arguments: a folder for results, and a JSON list of cases (`test_cached_devices.py`). Each becomes NAME.npz.
+Arguments: a folder for results, and a JSON list of cases (`test_cached_devices.py`). The program writes NAME.npz for
+each case.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ OPTIMIZERS = {
 
 
 class Look(keras.layers.Layer):
-    """ids[batch, n] to one vector each, by any of the layers."""
+    """Looks up ids[batch, n] with any of the layers, and returns one vector for each row of ids."""
 
     def __init__(self, layer: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -38,8 +39,8 @@ class Look(keras.layers.Layer):
 
     def call(self, ids: Any) -> Any:
         if isinstance(self.layer, tsps.EmbeddingCollection):
-            found = self.layer({"one": ids[:, 0], "all": ids})
-            return tf.concat([found["one"], found["all"]], 1)
+            vectors = self.layer({"one": ids[:, 0], "all": ids})
+            return tf.concat([vectors["one"], vectors["all"]], 1)
         rows = self.layer(ids)
         return rows if isinstance(self.layer, tsps.EmbeddingReduce) else tf.reshape(rows, [-1, ids.shape[1] * DIM])
 
@@ -63,7 +64,7 @@ def layer_of(case: dict[str, Any], cache: tsps.DeviceCache | None) -> Any:
 
 
 def train(case: dict[str, Any], cache: tsps.DeviceCache | None) -> dict[str, Any]:
-    """Two epochs. What the host has then, what was predicted, and what the cache did."""
+    """Trains for two epochs. Returns the host's rows and slots, predictions, and the statistics of the cache."""
     keras.utils.set_random_seed(1)
     strategy = tf.distribute.MirroredStrategy([f"CPU:{d + 1}" for d in range(case["devices"])])
     with strategy.scope():
@@ -83,19 +84,19 @@ def train(case: dict[str, Any], cache: tsps.DeviceCache | None) -> dict[str, Any
         model.fit(data, epochs=2, verbose=0)
     else:
         loop(strategy, model, optimizer, data, graph=case["usage"] == "loop")
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if cache is not None:
         statistics = layer.cache_statistics()
-        found |= {f"cache_{name}": np.array(value) for name, value in statistics.get("t", statistics).items()}
+        results |= {f"cache_{name}": np.array(value) for name, value in statistics.get("t", statistics).items()}
         for d, store in enumerate(layer.bindings[0].cache.stores):
-            found[f"held{d}"] = _ops.cache_newer(store.number).keys.numpy()
-    found["evaluated"] = np.asarray(model(tf.constant(IDS[:20])))
+            results[f"held{d}"] = _ops.cache_newer(store.number).keys.numpy()
+    results["evaluated"] = np.asarray(model(tf.constant(IDS[:20])))
     _, rows, slots = layer.bindings[0].reader().entries(np.arange(ROWS))
-    return found | {f"plane{p}": plane for p, plane in enumerate([rows, *slots])}
+    return results | {f"plane{p}": plane for p, plane in enumerate([rows, *slots])}
 
 
 def loop(strategy: Any, model: Any, optimizer: Any, data: tf.data.Dataset, *, graph: bool) -> None:
-    """A custom training loop."""
+    """Trains in a custom training loop."""
 
     def replica_step(ids: Any, targets: Any) -> None:
         with tf.GradientTape() as tape:
@@ -106,14 +107,14 @@ def loop(strategy: Any, model: Any, optimizer: Any, data: tf.data.Dataset, *, gr
     def step(ids: Any, targets: Any) -> None:
         strategy.run(replica_step, args=(ids, targets))
 
-    made = tf.function(step) if graph else step
+    run_step = tf.function(step) if graph else step
     for _ in range(2):
         for ids, targets in strategy.experimental_distribute_dataset(data):
-            made(ids, targets)
+            run_step(ids, targets)
 
 
 def main() -> None:
-    """Trains each case with its cache, with one for all rows, and without."""
+    """Trains each case with its cache, with a cache that holds all rows, and without a cache."""
     folder = Path(sys.argv[1])
     for case in json.loads(sys.argv[2]):
         cache = tsps.DeviceCache(rows=case["rows"], policy=case["policy"], flush_every=case["flush_every"])

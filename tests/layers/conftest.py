@@ -1,4 +1,4 @@
-"""Fixtures of the layers' tests."""
+"""Fixtures of the tests of layers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def seed() -> None:
 
 @pytest.fixture
 def pair() -> Callable[..., tuple[tsps.Embedding, keras.layers.Embedding]]:
-    """Makes our layer and Keras's with the same arguments and the same values."""
+    """Makes a tsps and a Keras layer with the same arguments and the same values."""
 
     def make(*args: object, **kwargs: object) -> tuple[tsps.Embedding, keras.layers.Embedding]:
-        theirs = keras.layers.Embedding(*args, **kwargs)
-        theirs.build((None, 2))
-        ours = tsps.Embedding(*args, **kwargs)
-        ours.build((None, 2))
-        ours.set_weights(theirs.get_weights())
-        return ours, theirs
+        keras_layer = keras.layers.Embedding(*args, **kwargs)
+        keras_layer.build((None, 2))
+        tsps_layer = tsps.Embedding(*args, **kwargs)
+        tsps_layer.build((None, 2))
+        tsps_layer.set_weights(keras_layer.get_weights())
+        return tsps_layer, keras_layer
 
     return make

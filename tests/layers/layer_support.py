@@ -1,4 +1,4 @@
-"""Layers under test, and the Keras layers they are compared with. Runs under Keras 3 and Keras 2."""
+"""Layers under test, and the Keras layers to compare them with. Runs under Keras 3 and Keras 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# One folder per run, so that a test may look at all of it.
+# Each run has a folder of its own, so that a test may check its whole content.
 FOLDER = tempfile.mkdtemp(prefix="tf_sparse_ps-layers-", dir="/dev/shm")
 os.environ["TFSPS_DIR"] = FOLDER
 
@@ -27,13 +27,13 @@ keras2_only = pytest.mark.skipif(_keras.IS_KERAS_3, reason="Keras 2 only")
 
 
 def assign(layer: tsps.Embedding, keys: list[int], value: float, table: int = 0) -> None:
-    """Gives keys of an unbounded layer a row of equal values."""
+    """Sets rows of an unbounded layer to a value."""
     dim = layer.bindings[table].config.dim
     layer.bindings[table].assign(np.array(keys, np.int64), np.full((len(keys), dim), value, np.float32))
 
 
 def functional(layer: object, n: int = 3, dtype: str = "int64") -> keras.Model:
-    """ids[batch, n] -> layer -> mean -> one output."""
+    """Returns a model: ids[batch, n] -> layer -> mean -> one output."""
     inputs = keras.Input((n,), dtype=dtype)
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs))))
 
@@ -49,7 +49,10 @@ TARGETS = np.array([[1.0], [-1.0]], np.float32)
 
 
 def run_child(code: str, **environment: str) -> str:
-    """Standard output of Python code in another process, which must succeed. TensorFlow is imported there already."""
+    """Runs Python code in another process, where TensorFlow is imported already, and returns its standard output.
+
+    The process must succeed.
+    """
     done = run_forked(code, **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

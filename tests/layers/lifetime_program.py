@@ -1,7 +1,7 @@
-"""Builds, trains and drops models, one after another, on one rank or several; what is left must not grow.
+"""Builds, trains and drops one model after another, on one or several ranks. The resources in use must not grow.
 
-Arguments: the number of models; the folder for results, unused. A function that was traced before all of them goes on
-serving, and what its layer's table takes is freed with it.
+Arguments: the number of models; the folder for results, unused. A function that was traced before all models still
+serves at the end, and its table is freed with it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import job
 
 keras = tf.keras
-tf.get_logger().setLevel("ERROR")  # of functions traced again and again
+tf.get_logger().setLevel("ERROR")  # TensorFlow warns of functions that are traced repeatedly
 IDS = np.arange(64 * 3).reshape(64, 3) * 7919
-FIRST = 3  # models until everything that is made once is there
+FIRST = 3  # after so many models, everything that is made once exists
 
 
 class Usage(NamedTuple):
-    """What tables take.
+    """The resources that tables use.
 
     Attributes:
-      bytes: Of all files in TFSPS_DIR.
-      mappings: Of those files in this process.
-      descriptors: Open in this process.
+      bytes: The size of all files in TFSPS_DIR.
+      mappings: The number of mappings of those files in this process.
+      descriptors: The number of open descriptors of this process.
     """
 
     bytes: int
@@ -52,7 +52,7 @@ def tables() -> set[str]:
 
 
 def settle(expected: set[str], meet: Any) -> Usage:
-    """Waits until no other tables are left, on all ranks, and none of the ranks makes one."""
+    """Waits until only the expected tables are left, on all ranks. No rank makes a table meanwhile."""
     keras.backend.clear_session()
     gc.collect()
     deadline = time.monotonic() + 60
@@ -60,13 +60,13 @@ def settle(expected: set[str], meet: Any) -> Usage:
         assert time.monotonic() < deadline, f"there are {tables()}, expected {expected}"
         time.sleep(0.005)
     meet()
-    found = usage()
+    usage_now = usage()
     meet()
-    return found
+    return usage_now
 
 
 def serving() -> tuple[Any, Any, str]:
-    """A function of a layer that is gone, what it must return, and its table."""
+    """Returns a function of a dropped layer, its expected result, and its table."""
     layer = tsps.Embedding(None, 4)
     layer.build(None)
     layer.bindings[0].assign(np.arange(5), np.arange(20, dtype=np.float32).reshape(5, 4))
@@ -79,7 +79,7 @@ def train_one() -> None:
     outputs = keras.layers.Dense(1)(keras.layers.Flatten()(tsps.Embedding(None, 8)(inputs)))
     model = keras.Model(inputs, outputs)
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
-    # Not shuffled: files that ranks exchange gradients by have the size of the largest batch.
+    # The data is not shuffled: the files for exchanging gradients have the size of the largest batch.
     model.fit(IDS, np.ones((64, 1), np.float32), batch_size=32, shuffle=False, verbose=0)
 
 
@@ -89,16 +89,16 @@ def main(models: int) -> None:
     def meet() -> None:
         ranks.barrier("test.meet")
 
-    serve, rows, kept = serving()
+    serve, rows, table_kept = serving()
     before: Usage | None = None
     for i in range(models):
         train_one()
         if i + 1 == FIRST:
-            before = settle({kept}, meet)
+            before = settle({table_kept}, meet)
         else:
             keras.backend.clear_session()
             gc.collect()
-    after = settle({kept}, meet)
+    after = settle({table_kept}, meet)
     print(f"rank {ranks.rank}: {before} after {FIRST} models, {after} after {models}", flush=True)
     assert after == before
     np.testing.assert_array_equal(serve(tf.range(8, dtype=tf.int64)).numpy(), rows)

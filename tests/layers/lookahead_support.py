@@ -1,4 +1,4 @@
-"""Models with a table that is mostly on disk, the same in memory, and data for both."""
+"""Models with a table that is mostly on disk, the same models in memory, and data for both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from layer_support import functional, keras
 import tf_sparse_ps as tsps
 
 ROWS, DIM, BATCH, BATCHES = 3000, 4, 64, 24
-MEMORY = 12_800_000  # 12 MiB are buffers; room for some 1,300 rows
+MEMORY = 12_800_000  # 12 MiB for buffers, and space for some 1,300 rows
 
 
 def dataset(batches: int = BATCHES, seed: int = 0) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""Few combinations of settings in which every two values of two settings meet."""
+"""Selects few combinations of settings that contain every pair of values of two settings."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Pair = tuple[tuple[str, int], tuple[str, int]]  # of settings by their names, and of the numbers of their values
+Pair = tuple[tuple[str, int], tuple[str, int]]  # two settings by name, each with the number of its value
 
 
 def pairs(names: Sequence[str], case: Mapping[str, int]) -> set[Pair]:
-    """Those that meet in a case, which has the number of a value for some of the settings."""
-    given = [(name, case[name]) for name in names if name in case]
-    return set(itertools.combinations(given, 2))
+    """Returns the pairs of a case. The case maps some of the settings to the number of a value."""
+    chosen = [(name, case[name]) for name in names if name in case]
+    return set(itertools.combinations(chosen, 2))
 
 
 def pairwise(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Cases that cover all pairs; always the same ones.
+    """Returns cases that cover all pairs. The result is deterministic.
 
-    Greedy: a case begins with a pair that no case has, of values that have been in the fewest cases, and takes of each
-    other setting the value that meets most of its others for the first time.
+    The algorithm is greedy. A case begins with a missing pair whose values were used in the fewest cases. For each
+    other setting it then takes the value that completes the most missing pairs.
 
     Args:
-      settings: The values of each.
+      settings: The values of each setting.
     """
     names = list(settings)
     missing = [
@@ -35,20 +35,20 @@ def pairwise(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     uses: Counter[tuple[str, int]] = Counter()
     while missing:
         case = dict(min(missing, key=lambda pair: uses[pair[0]] + uses[pair[1]]))
-        left = set(missing)
-        for name in sorted(names, key=lambda one: -len(settings[one])):
+        uncovered = set(missing)
+        for name in sorted(names, key=lambda setting: -len(settings[setting])):
             if name in case:
                 continue
-            found = {i: len(left & pairs(names, {**case, name: i})) for i in range(len(settings[name]))}
-            case[name] = max(found, key=lambda i: (found[i], -uses[name, i]))
-        missing = [one for one in missing if one not in pairs(names, case)]
+            gains = {i: len(uncovered & pairs(names, {**case, name: i})) for i in range(len(settings[name]))}
+            case[name] = max(gains, key=lambda i: (gains[i], -uses[name, i]))
+        missing = [setting for setting in missing if setting not in pairs(names, case)]
         uses.update(case.items())
         cases.append(case)
     return [{name: settings[name][case[name]] for name in names} for case in cases]
 
 
 def covers(settings: Mapping[str, Sequence[Any]], cases: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every two values of two settings meet in some case."""
+    """Whether some case contains each pair of values of two settings."""
     return all(
         {(case[a], case[b]) for case in cases} == set(itertools.product(settings[a], settings[b]))
         for a, b in itertools.combinations(settings, 2)

@@ -1,4 +1,4 @@
-"""Input that cannot work is refused with a text that names the layer and what was received."""
+"""Invalid input is refused with a message that names the layer and the value received."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_float_input_layer_is_refused_when_the_model_is_made_or_called():
 
 
 def of_slices(layer):
-    """As `functional`; the layer gets what was cut from a model's input."""
+    """Like `functional`, but the layer gets a slice of the model's input."""
     inputs = keras.Input((3,), dtype="int64")
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs[:, 1:]))))
 
@@ -84,7 +84,7 @@ def test_ids_that_were_no_integers_before_keras_cast_them(make, cls):
                 use()
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"ids must be 0 \.\. 2\*\*63 - 1"):
         model.predict(IDS.astype(np.uint64) + 2**63, verbose=0)
-    # Eagerly nobody can see it.
+    # In eager mode nothing shows the cast.
     np.testing.assert_array_equal(model(tf.constant(IDS + 0.5)), model(tf.constant(IDS)))
     np.testing.assert_array_equal(
         model(tf.constant(IDS.astype(np.uint64) + 2**63)), model(tf.constant(IDS + np.int64(-(2**63))))
@@ -244,7 +244,7 @@ def test_jit_compile():
     if _keras.IS_KERAS_3:
         model.fit(IDS, TARGETS, verbose=0)
         assert not model.jit_compile
-    else:  # Keras 2 asks no layer
+    else:  # Keras 2 does not consult layers
         with pytest.raises(ValueError, match="jit_compile=False"):
             model.fit(IDS, TARGETS, verbose=0)
     layer = tsps.Embedding(10, 4)

@@ -1,4 +1,4 @@
-"""Rows that coming batches need are copied to a device ahead: the numbers stay, and nothing is left behind."""
+"""Rows for coming batches are copied to a device ahead: results are unchanged, and no copies are left over."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def dataset(of: slice = slice(None)) -> Dataset:
 def make(
     cache: tsps.DeviceCache | None, optimizer: Any = None, kind: str = "functional", **options: Any
 ) -> tuple[Any, tsps.Embedding]:
-    """ids[batch, 5] -> embedding -> one output, compiled; and its embedding."""
+    """Returns a compiled model (ids[batch, 5] -> embedding -> one output) and its embedding."""
     keras.utils.set_random_seed(3)
     layer = tsps.Embedding(ROWS, DIM, cache=cache)
-    rest = [keras.layers.Flatten(), keras.layers.Dense(1)]
+    dense_part = [keras.layers.Flatten(), keras.layers.Dense(1)]
     if kind == "functional":
         ids = keras.Input((IDS_PER_SAMPLE,), dtype="int64")
-        model = keras.Model(ids, rest[1](rest[0](layer(ids))))
+        model = keras.Model(ids, dense_part[1](dense_part[0](layer(ids))))
     elif kind == "sequential":
-        model = keras.Sequential([keras.Input((IDS_PER_SAMPLE,), dtype="int64"), layer, *rest])
+        model = keras.Sequential([keras.Input((IDS_PER_SAMPLE,), dtype="int64"), layer, *dense_part])
     else:
 
         class Subclassed(keras.Model):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
-                self.parts = [layer, *rest]
+                self.parts = [layer, *dense_part]
 
             def call(self, ids: tf.Tensor) -> tf.Tensor:
                 for part in self.parts:
@@ -61,15 +61,15 @@ def make(
 
 
 def content(layer: tsps.Embedding) -> Rows:
-    """Keys, rows and slots, by key."""
-    found = layer.bindings[0].reader().scan().read()
-    order = np.argsort(found.keys)
-    return [found.keys[order], found.rows[order], *(slot[order] for slot in found.slots)]
+    """Returns keys, rows and slots in the order of the keys."""
+    block = layer.bindings[0].reader().scan().read()
+    order = np.argsort(block.keys)
+    return [block.keys[order], block.rows[order], *(slot[order] for slot in block.slots)]
 
 
 def check_equal(layer: tsps.Embedding, expected: Rows) -> None:
-    for own, its in zip(content(layer), expected, strict=True):
-        np.testing.assert_array_equal(own, its)
+    for plane, expected_plane in zip(content(layer), expected, strict=True):
+        np.testing.assert_array_equal(plane, expected_plane)
 
 
 def small() -> tsps.DeviceCache:
@@ -89,12 +89,12 @@ def test_the_numbers_are_those_of_a_cache_that_holds_everything(batches: Any, ki
     model, layer = make(small(), kind=kind)
     model.fit(tsps.lookahead(dataset(), model, batches=batches), epochs=2, verbose=0)
     check_equal(layer, content(expected))
-    for own, its in zip(model.layers[-1].get_weights(), reference.layers[-1].get_weights(), strict=True):
-        np.testing.assert_array_equal(own, its)
-    found = layer.cache_statistics()
-    assert found["announced"] == found["taken"] == 2 * BATCHES, "every batch found its own"
-    assert found["used"] > 0, "how many, time tells"
-    assert found["evicted"] > 0
+    for weight, expected_weight in zip(model.layers[-1].get_weights(), reference.layers[-1].get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, expected_weight)
+    statistics = layer.cache_statistics()
+    assert statistics["announced"] == statistics["taken"] == 2 * BATCHES, "every batch takes its own copies"
+    assert statistics["used"] > 0, "timing decides how many are used"
+    assert statistics["evicted"] > 0
 
 
 def test_under_sgd_the_numbers_are_those_without_a_cache() -> None:
@@ -184,11 +184,11 @@ def test_usages(usage: str) -> None:
     train(model, lambda data: tsps.lookahead(data, model, batches=3))
     check_equal(layer, content(expected))
     assert layer.cache_statistics()["used"] > 0
-    assert _waiting(layer) <= 4, "copies that nobody takes are removed"
+    assert _waiting(layer) <= 4, "unused copies must be removed"
 
 
 def _waiting(layer: tsps.Embedding) -> int:
-    """Copies on the device that have not been taken."""
+    """Returns the number of copies on the device that were not taken."""
     (cache,) = layer.bindings[0].cache.stores
     deadline = time.monotonic() + 5
     while True:
@@ -208,7 +208,7 @@ def test_strings_are_looked_up_and_a_layer_is_called_twice() -> None:
         ids = keras.Input((IDS_PER_SAMPLE,), dtype="int64", name="ids")
         layer = tsps.Embedding(None, DIM, cache=cache)
         hashed = keras.layers.Hashing(ROWS)(text)
-        joined = keras.layers.Concatenate()([keras.layers.Flatten()(layer(one)) for one in (hashed, ids)])
+        joined = keras.layers.Concatenate()([keras.layers.Flatten()(layer(tensor)) for tensor in (hashed, ids)])
         model = keras.Model([text, ids], keras.layers.Dense(1)(joined))
         model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
         data = Dataset.from_tensor_slices(({"words": words, "ids": IDS}, TARGETS)).batch(BATCH)
@@ -218,9 +218,9 @@ def test_strings_are_looked_up_and_a_layer_is_called_twice() -> None:
     expected = train(tsps.DeviceCache(rows=2 * ROWS, policy="lru"), False)
     layer = train(tsps.DeviceCache(rows=2 * UNIQUE, policy="lru"), True)
     check_equal(layer, content(expected))
-    found = layer.cache_statistics()
-    assert found["announced"] == found["taken"] == 2 * 2 * BATCHES
-    assert found["used"] > 0
+    statistics = layer.cache_statistics()
+    assert statistics["announced"] == statistics["taken"] == 2 * 2 * BATCHES
+    assert statistics["used"] > 0
 
 
 def test_rows_that_are_set_between_two_batches_are_the_ones_that_train() -> None:
@@ -237,12 +237,12 @@ def test_rows_that_are_set_between_two_batches_are_the_ones_that_train() -> None
     check_equal(train(small(), True), content(expected))
 
 
-# --- what was announced is not what comes ---
+# --- the next batches are not those that were announced ---
 
 
 @pytest.fixture
-def said() -> Iterator[list[str]]:
-    """Warnings of all threads."""
+def messages() -> Iterator[list[str]]:
+    """The warnings of all threads."""
     texts: list[str] = []
     before = warnings.showwarning
     with warnings.catch_warnings():
@@ -252,11 +252,11 @@ def said() -> Iterator[list[str]]:
     warnings.showwarning = before
 
 
-def _says_once(said: list[str]) -> None:
+def _must_warn_once(messages: list[str]) -> None:
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and not any("was not looked up next" in one for one in said):
+    while time.monotonic() < deadline and not any("was not looked up next" in message for message in messages):
         time.sleep(0.02)
-    assert sum("was not looked up next" in one for one in said) == 1
+    assert sum("was not looked up next" in message for message in messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -266,24 +266,24 @@ def _says_once(said: list[str]) -> None:
 )
 @pytest.mark.daily_cases(1)
 def test_stages_behind_it_change_no_number_and_are_told(
-    misuse: Callable[[Dataset], Dataset], epochs: int, said: list[str]
+    misuse: Callable[[Dataset], Dataset], epochs: int, messages: list[str]
 ) -> None:
     reference, expected = make(with_all_rows())
     reference.fit(misuse(dataset()), epochs=epochs, verbose=0)
     model, layer = make(small())
     model.fit(misuse(tsps.lookahead(dataset(), model, batches=2)), epochs=epochs, verbose=0)
     check_equal(layer, content(expected))
-    _says_once(said)
+    _must_warn_once(messages)
 
 
-def test_a_dataset_of_another_model_changes_no_number_and_is_told(said: list[str]) -> None:
-    other, _ = make(small())
+def test_a_dataset_of_another_model_changes_no_number_and_is_told(messages: list[str]) -> None:
+    other_model, _ = make(small())
     reference, expected = make(with_all_rows())
     reference.fit(dataset(), epochs=3, verbose=0)
     model, layer = make(small())
-    model.fit(tsps.lookahead(dataset(), other, batches=2), epochs=3, verbose=0)
+    model.fit(tsps.lookahead(dataset(), other_model, batches=2), epochs=3, verbose=0)
     check_equal(layer, content(expected))
-    _says_once(said)
+    _must_warn_once(messages)
 
 
 def test_too_many_batches_are_refused() -> None:
@@ -309,7 +309,7 @@ def test_keys_that_do_not_exist_are_refused_where_they_are_looked_up() -> None:
 @pytest.mark.nightly
 def test_the_thread_ends_with_the_cache() -> None:
     def copiers() -> set[str]:
-        return {one.name for one in threading.enumerate() if one.name.startswith("tsps-copier-")}
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith("tsps-copier-")}
 
     keras.backend.clear_session()
     gc.collect()
@@ -317,16 +317,16 @@ def test_the_thread_ends_with_the_cache() -> None:
     model, layer = make(small())
     model.fit(tsps.lookahead(dataset(), model, batches=2), verbose=0)
     assert len(copiers() - before) <= 1
-    own = f"tsps-copier-{layer.bindings[0].config.name}"
-    assert own in copiers()
+    thread_name = f"tsps-copier-{layer.bindings[0].config.name}"
+    assert thread_name in copiers()
     del model, layer
     deadline = time.monotonic() + 20
-    while own in copiers() and time.monotonic() < deadline:
+    while thread_name in copiers() and time.monotonic() < deadline:
         keras.backend.clear_session()
         gc.collect()
-        make(small())  # a new cache removes those whose layers are gone
+        make(small())  # a new cache removes the caches of dropped layers
         time.sleep(0.1)
-    assert own not in copiers()
+    assert thread_name not in copiers()
 
 
 _ENDS = """

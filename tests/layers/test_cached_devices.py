@@ -1,4 +1,4 @@
-"""Rows on several devices of a process, under MirroredStrategy: each on one of them, and trained as without a cache."""
+"""Rows on several devices of a process, under MirroredStrategy: one device keeps each row; results are unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS: dict[str, list[Any]] = {
     "flush_every": [None, 3],
 }
 CASES = [{"name": f"case{number}", **case} for number, case in enumerate(pairwise(SETTINGS))]
-A_PROCESS = 5  # cases: TensorFlow takes longer to load than a case
+A_PROCESS = 5  # cases in one process: TensorFlow takes longer to load than a case takes to run
 WHOLE = {
     **{name: values[0] for name, values in SETTINGS.items()},
     "name": "whole",
@@ -47,38 +47,38 @@ WHOLE = {
 
 
 def groups() -> list[list[dict[str, Any]]]:
-    """Of cases, by the process that runs them."""
+    """Returns the groups of cases; one process runs each group."""
     return [[WHOLE], *(CASES[at : at + A_PROCESS] for at in range(0, len(CASES), A_PROCESS))]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, Any]], list[Found]]]:
-    """From a case to what it left with its cache, with one for all rows, and without; a group is run once."""
+    """Runs a case once. Returns its results with its cache, with a cache that holds all rows, and without a cache."""
     done: dict[str, Path] = {}
 
     def run_group(case: dict[str, Any]) -> list[Found]:
         if case["name"] not in done:
-            group = next(one for one in groups() if case in one)
+            group = next(candidate for candidate in groups() if case in candidate)
             folder = tmp_path_factory.mktemp("devices")
             arguments = [str(folder), json.dumps(group)]
             environment = {"TFSPS_DIR": FOLDER, "TFSPS_JOB": "", "CUDA_VISIBLE_DEVICES": ""}
             ended = run_forked(HERE / "cached_devices_program.py", arguments, timeout_s=500, **environment)
             assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-8000:]
-            done.update({one["name"]: folder for one in group})
+            done.update({member["name"]: folder for member in group})
         folder = done[case["name"]]
         return [dict(np.load(folder / f"{case['name']}-{kind}.npz")) for kind in ("cached", "all", "plain")]
 
     return run_group
 
 
-def planes(found: Found) -> list[np.ndarray[Any, Any]]:
-    return [found[name] for name in sorted(found) if name.startswith("plane")]
+def planes(results: Found) -> list[np.ndarray[Any, Any]]:
+    return [results[name] for name in sorted(results) if name.startswith("plane")]
 
 
 def owners(devices: int) -> list[set[int]]:
-    """The keys of each device."""
-    own = _ops.cache_divide(tf.range(ROWS, dtype=tf.int64), devices).own
-    return [set(one.numpy().tolist()) for one in own]
+    """Returns the keys of each device."""
+    owned = _ops.cache_divide(tf.range(ROWS, dtype=tf.int64), devices).own
+    return [set(keys.numpy().tolist()) for keys in owned]
 
 
 @pytest.mark.parametrize(
@@ -93,64 +93,66 @@ def test_rows_and_slots_are_those_without_a_cache(run: Callable[..., list[Found]
     if case["rows"] * case["devices"] < 0.8 * len(np.unique(IDS)):
         assert cached["cache_evicted"] > 0
     if case["ahead"]:
-        assert cached["cache_taken"] >= BATCHES * case["devices"], "replicas find what was announced for them"
+        assert cached["cache_taken"] >= BATCHES * case["devices"], (
+            "replicas must take the rows that were announced for them"
+        )
         assert cached["cache_used"] > 0
     assert (cached["cache_bytes_between"] > 0) == (case["devices"] > 1)
-    ours, theirs = planes(cached), planes(plain)
-    assert len(ours) == len(theirs)
-    assert np.mean(ours[0] != VALUES) > 0.2, "trained"
+    cached_planes, plain_planes = planes(cached), planes(plain)
+    assert len(cached_planes) == len(plain_planes)
+    assert np.mean(cached_planes[0] != VALUES) > 0.2, "training must change the rows"
     tolerance = 2e-5 if case["optimizer"] == "adam" else 1e-6
-    for number, (own, its) in enumerate(zip(ours, theirs, strict=True)):
+    for number, (plane, expected) in enumerate(zip(cached_planes, plain_planes, strict=True)):
         if case["dtype"] == "float32":
-            np.testing.assert_allclose(own, its, rtol=4 * tolerance, atol=4 * tolerance, err_msg=str(number))
+            np.testing.assert_allclose(plane, expected, rtol=4 * tolerance, atol=4 * tolerance, err_msg=str(number))
         else:
-            # Where the last bits of float32 differ, a row may be rounded the other way; gradients follow.
+            # If the last bits of float32 differ, a row and its gradient may be rounded to a neighbour.
             place = 2.0**-7 if case["dtype"] == "bfloat16" else 2.0**-10
-            assert np.mean(np.abs(own - its) > 4 * place * (0.1 + np.abs(its))) < 0.02, number
-    # A norm is a sum over gradients in the order of the devices' keys, which is the same whatever is held.
+            assert np.mean(np.abs(plane - expected) > 4 * place * (0.1 + np.abs(expected))) < 0.02, number
+    # A norm is a sum over gradients in the order of the devices' keys, which does not depend on the rows in the cache.
     if case["policy"] == "lru":
-        for own, its in zip(ours, planes(everything), strict=True):
-            np.testing.assert_array_equal(own, its)
+        for plane, expected in zip(cached_planes, planes(everything), strict=True):
+            np.testing.assert_array_equal(plane, expected)
         np.testing.assert_array_equal(cached["evaluated"], everything["evaluated"])
 
 
 @pytest.mark.parametrize("case", [WHOLE, *CASES[2:]])
 @pytest.mark.nightly
 def test_each_row_is_on_the_device_of_its_key_alone(run: Callable[..., list[Found]], case: dict[str, Any]) -> None:
-    found = run(case)[0]
-    held = [set(found[f"held{d}"].tolist()) for d in range(case["devices"])]
-    for own, allowed in zip(held, owners(case["devices"]), strict=True):
-        assert own <= allowed
+    results = run(case)[0]
+    held = [set(results[f"held{d}"].tolist()) for d in range(case["devices"])]
+    for held_keys, allowed in zip(held, owners(case["devices"]), strict=True):
+        assert held_keys <= allowed
     if case is WHOLE:
         assert set().union(*held) == set(IDS.ravel().tolist())
 
 
 def test_bytes_between_devices_are_those_of_the_model(run: Callable[..., list[Found]]) -> None:
-    """A row for each unique key of a replica that is on another device; a gradient for each that belongs there."""
-    own, known = owners(WHOLE["devices"]), set()
+    """A replica pulls one row (unless it is new) and pushes one gradient for each unique key of another device."""
+    owned, known = owners(WHOLE["devices"]), set()
     pulled = pushed = 0
     for _ in range(2):
         for begin in range(0, len(IDS), BATCH):
             size = BATCH // WHOLE["devices"]
             replicas = [set(IDS[at : at + size].ravel().tolist()) for at in range(begin, begin + BATCH, size)]
             for replica, keys in enumerate(replicas):
-                elsewhere = keys - own[replica]
+                elsewhere = keys - owned[replica]
                 pushed += len(elsewhere)
                 pulled += len(elsewhere & known)
             known |= set().union(*replicas)
-    found = run(WHOLE)[0]
-    assert (found["cache_pulled"], found["cache_pushed"]) == (pulled, pushed)
-    assert found["cache_bytes_between"] == (pulled + pushed) * DIM * 4
+    results = run(WHOLE)[0]
+    assert (results["cache_pulled"], results["cache_pushed"]) == (pulled, pushed)
+    assert results["cache_bytes_between"] == (pulled + pushed) * DIM * 4
 
 
 def test_keys_are_divided_evenly_and_joined_again() -> None:
     keys = tf.constant(np.random.default_rng(1).choice(2**60, 9000, replace=False))
     for devices in (1, 2, 3, 8):
         parts = _ops.cache_divide(keys, devices)
-        assert min(len(one) for one in parts.own) > 0.9 * 9000 / devices
+        assert min(len(part) for part in parts.own) > 0.9 * 9000 / devices
         np.testing.assert_array_equal(tf.gather(tf.concat(parts.own, 0), parts.order), keys)
-        for own, positions in zip(parts.own, parts.positions, strict=True):
-            np.testing.assert_array_equal(tf.gather(keys, positions), own)
+        for owned, positions in zip(parts.own, parts.positions, strict=True):
+            np.testing.assert_array_equal(tf.gather(keys, positions), owned)
 
 
 def test_a_device_of_ones_own_is_refused_under_a_strategy() -> None:

@@ -1,4 +1,4 @@
-"""A step that the host has made and the device has not: nobody goes on with rows that are lost."""
+"""A step succeeds on the host and fails on the device: the job must not continue with the lost rows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROWS, DIM = 60, 4
 CACHE = tsps.DeviceCache(rows=40, policy="lru")
 LOST = r"step \d+ was made on the host, and then failed on the device .*Restore a checkpoint"
 IDS = np.random.default_rng(0).integers(0, ROWS, size=(12, 6))
-SAVED, FAILS = 4, 7  # before and in these steps
+SAVED, FAILS = 4, 7  # a checkpoint is saved before step 4, and step 7 fails
 
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> tf.Variable:
-    """While it is not 0, writing to the device fails."""
+    """Writing to the device fails while this variable is not 0."""
     fails = tf.Variable(0, trainable=False)
     put = device_store._put
 
@@ -40,14 +40,14 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> tf.Variable:
 
 
 def make(cache: tsps.DeviceCache | None) -> tuple[tsps.Embedding, Any]:
-    """A layer, and a model around it."""
+    """Returns a layer and a model around it."""
     keras.utils.set_random_seed(3)
     layer = tsps.Embedding(ROWS, DIM, keras.initializers.Constant(0.5), cache=cache)
     return layer, keras.Sequential([keras.Input((6,), dtype="int64"), layer])
 
 
 def steps_of(layer: tsps.Embedding, graph: bool = True, optimizer: Any = None) -> Callable[[Any], None]:
-    """Trains the layer, by an optimizer of its own."""
+    """Returns a step that trains the layer with an optimizer of its own."""
     if optimizer is None:
         optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
 
@@ -94,7 +94,7 @@ def test_after_a_step_that_failed_on_the_device_nothing_uses_its_rows(
         layer.get_weights()
     with pytest.raises(tsps.errors.StateError, match=LOST):
         model.save_weights(tmp_path / "none.weights.h5")
-    with pytest.raises(tsps.errors.StateError, match=LOST):  # slots would stay as they are
+    with pytest.raises(tsps.errors.StateError, match=LOST):  # slots would keep their old values
         layer.set_weights([expected])
     assert newer_rows.dirty_since(layer.bindings[0].path) is not None
     model.load_weights(tmp_path / "three.weights.h5")
@@ -119,7 +119,7 @@ def test_a_checkpoint_restores_rows_that_are_lost(failing: tf.Variable, tmp_path
     checkpointer = tsps.Checkpointer(tmp_path / "checkpoints", model, optimizer)
     checkpointer.restore()
     fail(layer, step, failing, checkpointer)
-    checkpointer.wait()  # it is written beside training
+    checkpointer.wait()  # a background thread writes it
     for ids in IDS:
         its_step(tf.constant(ids))
     expected = reference.get_weights()[0]
@@ -133,14 +133,14 @@ def test_a_checkpoint_restores_rows_that_are_lost(failing: tf.Variable, tmp_path
 
 @pytest.mark.nightly
 def test_unless_it_is_told_that_rows_have_moved_when_they_have_not(failing: tf.Variable) -> None:
-    """A control: what training on would give."""
+    """The control: training on the lost rows gives other results."""
     layer, _ = make(CACHE)
     reference, _ = make(None)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
     fail(layer, steps_of(layer, optimizer=optimizer), failing)
-    with pytest.raises(Exception, match=LOST):  # another optimizer, as after compile()
+    with pytest.raises(Exception, match=LOST):  # a new optimizer, as after compile()
         steps_of(layer)(tf.constant(IDS[FAILS + 1]))
-    for plan in range(100):  # one of them is the step's
+    for plan in range(100):  # one of these is the plan of the step
         _ops.cache_moved(layer.bindings[0].cache.stores[0].number, tf.constant(plan, tf.int64))
     step, its_step = steps_of(layer, optimizer=optimizer), steps_of(reference)
     for ids in IDS[FAILS + 1 :]:

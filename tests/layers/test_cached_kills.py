@@ -1,4 +1,4 @@
-"""Jobs with rows on a device are killed at random instants."""
+"""Jobs with rows on a device are killed at random times."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_a_killed_job_says_up_to_which_step_its_table_is_complete(
     result = cached_kills.kill(kills, seed, flushes)
     assert not result.violations
     assert result.kills == kills
-    # The control: were the mark ignored, tables would claim steps that they do not have.
+    # The control: without the mark, tables would claim steps that they do not contain.
     assert result.unmarked > 0
     assert result.dirty >= result.unmarked

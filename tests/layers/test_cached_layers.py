@@ -1,4 +1,4 @@
-"""Layers with rows on a device beside the same without: bags, collections, shared tables, calls, frozen ones."""
+"""Layers with rows on a device equal layers without: bags, collections, shared tables, several calls, frozen layers."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def cached(rows: int = 40, policy: str = "admission", **options: Any) -> tsps.De
 
 
 def content(layer: Any, table: int = 0) -> list[np.ndarray[Any, Any]]:
-    """Keys, rows and slots of a table, by key."""
-    found = layer.bindings[table].reader().scan().read()
-    order = np.argsort(found.keys)
-    return [found.keys[order], found.rows[order], *(slot[order] for slot in found.slots)]
+    """Returns keys, rows and slots of a table, in the order of the keys."""
+    block = layer.bindings[table].reader().scan().read()
+    order = np.argsort(block.keys)
+    return [block.keys[order], block.rows[order], *(slot[order] for slot in block.slots)]
 
 
 def check_close(layer: Any, other: Any, tolerance: float, table: int = 0) -> None:
-    for own, its in zip(content(layer, table), content(other, table), strict=True):
-        np.testing.assert_allclose(own, its, rtol=tolerance, atol=tolerance)
+    for plane, expected in zip(content(layer, table), content(other, table), strict=True):
+        np.testing.assert_allclose(plane, expected, rtol=tolerance, atol=tolerance)
 
 
 def check_equal(layer: Any, other: Any, table: int = 0) -> None:
-    for own, its in zip(content(layer, table), content(other, table), strict=True):
-        np.testing.assert_array_equal(own, its)
+    for plane, expected in zip(content(layer, table), content(other, table), strict=True):
+        np.testing.assert_array_equal(plane, expected)
 
 
 # --- bags ---
 
 
 def in_form(form: str, values: np.ndarray[Any, Any]) -> Any:
-    """A batch of bags: of 0 to 5 items each, but for dense ones."""
+    """Returns a batch of bags with 0 to 5 items each; dense bags all have the same length."""
     if form == "dense":
         return values
     keeps = np.arange(values.shape[1]) < (np.arange(len(values)) % (values.shape[1] + 1))[:, np.newaxis]
@@ -71,7 +71,7 @@ def in_form(form: str, values: np.ndarray[Any, Any]) -> Any:
 
 
 def pooled(form: str, combiner: str, cache: tsps.DeviceCache | None, weighted: bool, optimizer: str) -> tuple[Any, Any]:
-    """A layer that was trained on bags, with what makes the weights of the items, and losses before each step."""
+    """Trains a layer on bags. Returns it with the variable behind the items' weights, and the loss before each step."""
     keras.utils.set_random_seed(3)
     layer = tsps.EmbeddingReduce(ROWS, DIM, combiner=combiner, cache=cache)
     layer.build(None)
@@ -82,7 +82,7 @@ def pooled(form: str, combiner: str, cache: tsps.DeviceCache | None, weighted: b
     @tf.function
     def step(ids: Any, weights: Any, targets: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            if weights is not None:  # so that gradients reach them
+            if weights is not None:  # so that the weights get gradients
                 weights = tf.sparse.map_values(tf.multiply, weights, scale) if form == "sparse" else weights * scale
             vectors = layer(ids, weights)
             loss = tf.reduce_mean(tf.square(tf.reduce_sum(vectors, 1, keepdims=True) - targets))
@@ -106,23 +106,23 @@ def pooled(form: str, combiner: str, cache: tsps.DeviceCache | None, weighted: b
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.daily_cases(5)
 def test_bags_are_combined_and_trained_as_without_a_cache(form: str, combiner: str, weighted: bool) -> None:
-    layer, ours = pooled(form, combiner, cached(), weighted, "adagrad")
-    expected, theirs = pooled(form, combiner, None, weighted, "adagrad")
-    for own, its in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(own, its, rtol=2e-5, atol=1e-6)
+    layer, losses = pooled(form, combiner, cached(), weighted, "adagrad")
+    expected, expected_losses = pooled(form, combiner, None, weighted, "adagrad")
+    for values, expected_values in zip(losses, expected_losses, strict=True):
+        np.testing.assert_allclose(values, expected_values, rtol=2e-5, atol=1e-6)
     check_close(layer, expected, 2e-6)
-    found = layer.cache_statistics()
-    assert found["hits"] > 0
-    assert found["evicted"] > 0
+    statistics = layer.cache_statistics()
+    assert statistics["hits"] > 0
+    assert statistics["evicted"] > 0
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.nightly
 def test_bags_with_lru_do_not_depend_on_the_capacity(optimizer: str) -> None:
     for weighted in (False, True):
-        small, ours = pooled("ragged", "sqrtn", cached(UNIQUE, "lru"), weighted, optimizer)
-        large, theirs = pooled("ragged", "sqrtn", cached(ROWS, "lru"), weighted, optimizer)
-        np.testing.assert_array_equal(ours[0], theirs[0])
+        small, small_losses = pooled("ragged", "sqrtn", cached(UNIQUE, "lru"), weighted, optimizer)
+        large, large_losses = pooled("ragged", "sqrtn", cached(ROWS, "lru"), weighted, optimizer)
+        np.testing.assert_array_equal(small_losses[0], large_losses[0])
         check_equal(small, large)
         assert small.cache_statistics()["evicted"] > 0
 
@@ -146,10 +146,10 @@ def test_fit_with_bags() -> None:
         history = model.fit(IDS, TARGETS, BATCH, epochs=2, shuffle=False, verbose=0, validation_data=validation).history
         return layer, history, model.predict(IDS[:20], verbose=0)
 
-    (layer, ours, rows), (expected, theirs, its) = train(cached()), train(None)
+    (layer, losses, rows), (expected, expected_losses, expected_rows) = train(cached()), train(None)
     for name in ("loss", "val_loss"):
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-5)
-    np.testing.assert_allclose(rows, its, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(losses[name], expected_losses[name], rtol=2e-5)
+    np.testing.assert_allclose(rows, expected_rows, rtol=1e-5, atol=1e-5)
     check_close(layer, expected, 2e-6)
 
 
@@ -173,7 +173,7 @@ def test_a_layer_with_bags_is_made_anew_from_its_configuration() -> None:
 
 
 def features(cache: tsps.DeviceCache | None) -> dict[str, tsps.FeatureConfig]:
-    """Three features share a cached table, two of them with a combiner; another table has no cache."""
+    """Returns three features of a cached table, two of them with a combiner, and one of a table without a cache."""
     initial = keras.initializers.Constant(0.1)
     words = tsps.TableConfig("words", DIM, key_limit=ROWS, cache=cache, initializer=initial)
     places = tsps.TableConfig("places", 3, key_limit=ROWS, cache=cache, initializer=initial)
@@ -195,8 +195,8 @@ def collection(cache: tsps.DeviceCache | None, optimizer: str, **options: Any) -
     keras.utils.set_random_seed(3)
     layer = tsps.EmbeddingCollection(features(cache))
     shapes = {name: keras.Input((array.shape[1],), dtype="int64", name=name) for name, array in inputs().items()}
-    found = layer(shapes)
-    joined = keras.layers.Concatenate()([keras.layers.Flatten()(found[name]) for name in sorted(found)])
+    vectors = layer(shapes)
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(vectors[name]) for name in sorted(vectors)])
     model = keras.Model(shapes, keras.layers.Dense(1)(joined))
     model.compile(tsps.DistributedOptimizer(OPTIMIZERS[optimizer]()), "mse", **options)
     history = model.fit(inputs(), TARGETS, BATCH, epochs=2, shuffle=False, verbose=0).history
@@ -206,23 +206,25 @@ def collection(cache: tsps.DeviceCache | None, optimizer: str, **options: Any) -
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.daily_cases(1)
 def test_collections_are_trained_as_without_caches(optimizer: str) -> None:
-    (layer, ours), (expected, theirs) = collection(cached(), optimizer), collection(None, optimizer)
-    np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=2e-5)
+    (layer, losses), (expected, expected_losses) = collection(cached(), optimizer), collection(None, optimizer)
+    np.testing.assert_allclose(losses["loss"], expected_losses["loss"], rtol=2e-5)
     for table in range(3):
         check_close(layer, expected, 2 * TOLERANCES[optimizer], table)
     assert [cache_of(binding) is not None for binding in layer.bindings] == [True, True, False]
-    found = layer.cache_statistics()
-    assert set(found) == {"words", "places"}
-    for one in found.values():
-        assert one["hits"] > 0
-    assert found["words"]["steps"] == 2 * BATCHES, "features of one table are one take"
+    statistics = layer.cache_statistics()
+    assert set(statistics) == {"words", "places"}
+    for counts in statistics.values():
+        assert counts["hits"] > 0
+    assert statistics["words"]["steps"] == 2 * BATCHES, "all features of a table must take their rows together"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.daily_cases(1)
 def test_collections_with_lru_do_not_depend_on_the_capacity(optimizer: str) -> None:
-    (small, ours), (large, theirs) = (collection(cached(rows, "lru"), optimizer) for rows in (UNIQUE, ROWS))
-    assert ours == theirs
+    (small, small_losses), (large, large_losses) = (
+        collection(cached(rows, "lru"), optimizer) for rows in (UNIQUE, ROWS)
+    )
+    assert small_losses == large_losses
     for table in range(3):
         check_equal(small, large, table)
     assert small.cache_statistics()["words"]["evicted"] > 0
@@ -230,8 +232,8 @@ def test_collections_with_lru_do_not_depend_on_the_capacity(optimizer: str) -> N
 
 @pytest.mark.nightly
 def test_sgd_of_a_collection_is_that_of_caches_of_all_rows() -> None:
-    (small, ours), (large, theirs) = collection(cached(), "sgd"), collection(cached(ROWS, "lru"), "sgd")
-    assert ours == theirs
+    (small, small_losses), (large, large_losses) = collection(cached(), "sgd"), collection(cached(ROWS, "lru"), "sgd")
+    assert small_losses == large_losses
     for table in range(3):
         check_equal(small, large, table)
 
@@ -270,15 +272,15 @@ def test_tables_of_collections_that_cannot_have_a_cache() -> None:
         plain.cache_statistics()
 
 
-# --- several calls, and none ---
+# --- several calls in a step, and frozen layers ---
 
 
 def called_twice(cache: tsps.DeviceCache | None, optimizer: str) -> tuple[Any, Any]:
     keras.utils.set_random_seed(3)
     layer = tsps.Embedding(ROWS, DIM, cache=cache)
-    ids, others = keras.Input((5,), dtype="int64"), keras.Input((3,), dtype="int64")
-    both = keras.layers.Concatenate(1)([layer(ids), layer(others)])
-    model = keras.Model([ids, others], keras.layers.Dense(1)(keras.layers.Flatten()(both)))
+    ids, other_ids = keras.Input((5,), dtype="int64"), keras.Input((3,), dtype="int64")
+    joined = keras.layers.Concatenate(1)([layer(ids), layer(other_ids)])
+    model = keras.Model([ids, other_ids], keras.layers.Dense(1)(keras.layers.Flatten()(joined)))
     layer.set_weights([VALUES])
     model.compile(tsps.DistributedOptimizer(OPTIMIZERS[optimizer]()), "mse")
     return layer, model.fit([IDS, OTHER_IDS], TARGETS, BATCH, epochs=2, shuffle=False, verbose=0).history
@@ -287,17 +289,19 @@ def called_twice(cache: tsps.DeviceCache | None, optimizer: str) -> tuple[Any, A
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.nightly
 def test_calls_of_a_step_are_one_take(optimizer: str) -> None:
-    (small, ours), (large, theirs) = (called_twice(cached(rows, "lru"), optimizer) for rows in (UNIQUE, ROWS))
-    assert ours == theirs
+    (small, small_losses), (large, large_losses) = (
+        called_twice(cached(rows, "lru"), optimizer) for rows in (UNIQUE, ROWS)
+    )
+    assert small_losses == large_losses
     check_equal(small, large)
-    plain, without = called_twice(None, optimizer)
-    np.testing.assert_allclose(ours["loss"], without["loss"], rtol=2e-5)
+    plain, plain_losses = called_twice(None, optimizer)
+    np.testing.assert_allclose(small_losses["loss"], plain_losses["loss"], rtol=2e-5)
     check_close(small, plain, 2 * TOLERANCES[optimizer])
     if optimizer == "sgd":
         check_equal(small, plain)
-    found = small.cache_statistics()
-    assert found["steps"] == 2 * BATCHES
-    assert found["evicted"] > 0
+    statistics = small.cache_statistics()
+    assert statistics["steps"] == 2 * BATCHES
+    assert statistics["evicted"] > 0
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
@@ -322,17 +326,17 @@ def test_frozen_layers_look_up_and_change_nothing(graph: bool) -> None:
     model = make()
     dense = model.layers[-1].get_weights()[0]
     model.fit(ids, targets, BATCH, shuffle=False, verbose=0)
-    assert np.any(model.layers[-1].get_weights()[0] != dense), "the rest is trained"
+    assert np.any(model.layers[-1].get_weights()[0] != dense), "the other layers must train"
     after = layer.cache_statistics()
     looked_up = after["looked_up"] - before["looked_up"]
     assert looked_up > 0
-    assert after["missed"] - before["missed"] < looked_up, "rows on the device are found"
+    assert after["missed"] - before["missed"] < looked_up, "rows on the device must be used"
     for name in ("steps", "entered", "evicted", "written", "flushed", "newer"):
         assert after[name] == before[name], name
     rows = content(layer)
     model.fit(ids, targets, BATCH, shuffle=False, verbose=0)
-    for own, its in zip(content(layer), rows, strict=True):
-        np.testing.assert_array_equal(own, its)
+    for plane, expected in zip(content(layer), rows, strict=True):
+        np.testing.assert_array_equal(plane, expected)
     layer.trainable = True
     make().fit(ids, targets, BATCH, shuffle=False, verbose=0)
     assert layer.cache_statistics()["steps"] == before["steps"] + 10
@@ -358,9 +362,9 @@ def test_keys_of_one_look_up_are_not_merged_once_more(monkeypatch: pytest.Monkey
     merged: list[Any] = []
     merge = DeviceStore.merge
 
-    def noted(self: DeviceStore, keys: tf.Tensor, *others: Any) -> Any:
+    def noted(self: DeviceStore, keys: tf.Tensor, *arguments: Any) -> Any:
         merged.append(keys)
-        return merge(self, keys, *others)
+        return merge(self, keys, *arguments)
 
     monkeypatch.setattr(DeviceStore, "merge", noted)
     pooled("dense", "mean", cached(), False, "sgd")

@@ -1,4 +1,4 @@
-"""A table with rows on a device is trained as one without, whatever its settings are together."""
+"""A table with rows on a device is trained like a table without, for all combinations of settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = np.minimum(_random.zipf(1.25, size=(BATCH * BATCHES, WIDTH)), ROWS) - 1
 WORDS = np.char.add("w", IDS.astype(str))
 TARGETS = _random.normal(size=(len(IDS), 1)).astype(np.float32)
 VALUES = _random.normal(size=(ROWS, DIM)).astype(np.float32)
-BATCH_ROWS = BATCH * WIDTH  # at most, of a batch
+BATCH_ROWS = BATCH * WIDTH  # at most, in a batch
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.02),
     "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adam": lambda: keras.optimizers.Adam(0.01),
     "ftrl": lambda: keras.optimizers.Ftrl(0.05),
 }
-AHEAD = [0, 1, 2, 4, 8]  # batches that are announced; 0: none
+AHEAD = [0, 1, 2, 4, 8]  # the number of announced batches; 0: none
 SETTINGS: dict[str, list[Any]] = {
     "usage": [
         "validation",
@@ -57,7 +57,7 @@ ROWS_OF = {"a batch": 2 * BATCH_ROWS, "a quarter": ROWS // 4, "all": ROWS}  # se
 
 
 class Look(keras.layers.Layer):
-    """ids[batch, n] to one vector each, by any of the layers."""
+    """Looks up ids[batch, n] with any of the layers, and returns one vector for each row of ids."""
 
     def __init__(self, layer: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -65,8 +65,8 @@ class Look(keras.layers.Layer):
 
     def call(self, ids: Any) -> Any:
         if isinstance(self.layer, tsps.EmbeddingCollection):
-            found = self.layer({"one": ids[:, 0], "all": ids})
-            return tf.concat([found["one"], found["all"]], 1)
+            vectors = self.layer({"one": ids[:, 0], "all": ids})
+            return tf.concat([vectors["one"], vectors["all"]], 1)
         rows = self.layer(ids)
         return rows if isinstance(self.layer, tsps.EmbeddingReduce) else tf.reshape(rows, [-1, ids.shape[1] * DIM])
 
@@ -76,7 +76,7 @@ class Look(keras.layers.Layer):
 
 
 class Subclassed(keras.Model):
-    """As the others."""
+    """A subclassed model that equals the other models."""
 
     def __init__(self, look: Look) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Subclassed(keras.Model):
 
 
 def layer_of(case: dict[str, Any], cache: tsps.DeviceCache | None) -> Any:
-    # Rounding at random would depend on the ordinal of the table, in which those that are compared differ.
+    # Stochastic rounding depends on the ordinal of the table, in which the compared tables differ.
     config = tsps.TableConfig("t", DIM, key_limit=ROWS, dtype=case["dtype"], rounding="nearest", cache=cache)
     if case["layer"] == "collection":
         features = {"one": tsps.FeatureConfig(config), "all": tsps.FeatureConfig(config, combiner="mean")}
@@ -109,7 +109,9 @@ def model_of(case: dict[str, Any], layer: Any) -> Any:
         return Subclassed(look)
     if usage == "several inputs":
         inputs = [keras.Input((WIDTH,), dtype="int64"), keras.Input((2,), dtype="int64")]
-        return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()([look(one) for one in inputs])))
+        return keras.Model(
+            inputs, keras.layers.Dense(1)(keras.layers.Concatenate()([look(tensor) for tensor in inputs]))
+        )
     inputs = keras.Input((WIDTH,), dtype="string" if usage in ("hashing", "string lookup") else "int64")
     ids = inputs
     if usage == "hashing":
@@ -120,7 +122,7 @@ def model_of(case: dict[str, Any], layer: Any) -> Any:
 
 
 class Failure(Exception):
-    """Of a callback."""
+    """Raised by a callback."""
 
 
 class Fails(keras.callbacks.Callback):
@@ -132,7 +134,7 @@ class Fails(keras.callbacks.Callback):
 
 
 def train(case: dict[str, Any], cache: tsps.DeviceCache | None) -> tuple[Any, Any]:
-    """The layer, and what the trained model predicts."""
+    """Trains a model. Returns the layer and the model's predictions."""
     keras.utils.set_random_seed(1)
     usage, layer = case["usage"], layer_of(case, cache)
     model = model_of(case, layer)
@@ -140,7 +142,7 @@ def train(case: dict[str, Any], cache: tsps.DeviceCache | None) -> tuple[Any, An
     options = {"steps per execution": {"steps_per_execution": 5}, "eagerly": {"run_eagerly": True}}.get(usage, {})
     model.compile(optimizer, "mse", **options)
     if usage == "subclassed, shuffled":
-        model(tf.constant(IDS[:BATCH]))  # builds it: looking ahead needs that
+        model(tf.constant(IDS[:BATCH]))  # builds the model, which lookahead needs
     inputs: Any = (IDS, IDS[:, ::-2].copy()) if usage == "several inputs" else IDS
     if usage in ("hashing", "string lookup"):
         inputs = WORDS
@@ -187,8 +189,8 @@ def content(layer: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def statistics(layer: Any) -> dict[str, float]:
-    found = layer.cache_statistics()
-    return found["t"] if isinstance(layer, tsps.EmbeddingCollection) else found
+    counts = layer.cache_statistics()
+    return counts["t"] if isinstance(layer, tsps.EmbeddingCollection) else counts
 
 
 @pytest.mark.parametrize(
@@ -208,28 +210,30 @@ def test_rows_and_slots_are_those_without_a_cache(case: dict[str, Any]) -> None:
     rows = ROWS_OF[case["rows"]]
     layer, predicted = train(case, tsps.DeviceCache(rows=rows, policy=case["policy"]))
     plain, expected = train(case, None)
-    found = statistics(layer)
-    assert found["hits"] > 0
-    assert found["steps"] > BATCHES
-    assert (found["evicted"] > 0) == (rows != ROWS)
+    counts = statistics(layer)
+    assert counts["hits"] > 0
+    assert counts["steps"] > BATCHES
+    assert (counts["evicted"] > 0) == (rows != ROWS)
     if case["ahead"]:
-        assert found["taken"] >= BATCHES, "batches find what was announced for them"
-    ours, theirs = content(layer), content(plain)
-    assert len(ours) == len(theirs)
-    assert np.mean(ours[0] != VALUES) > 0.2, "trained"
+        assert counts["taken"] >= BATCHES, "batches must take the rows that were announced for them"
+    cached_planes, plain_planes = content(layer), content(plain)
+    assert len(cached_planes) == len(plain_planes)
+    assert np.mean(cached_planes[0] != VALUES) > 0.2, "training must change the rows"
     tolerance = 2e-5 if case["optimizer"] == "adam" else 1e-6
-    for number, (own, its) in enumerate(zip(ours, theirs, strict=True)):
+    for number, (plane, expected_plane) in enumerate(zip(cached_planes, plain_planes, strict=True)):
         if case["dtype"] == "float32":
-            np.testing.assert_allclose(own, its, rtol=4 * tolerance, atol=4 * tolerance, err_msg=str(number))
+            np.testing.assert_allclose(
+                plane, expected_plane, rtol=4 * tolerance, atol=4 * tolerance, err_msg=str(number)
+            )
         else:
-            # Where the last bits of float32 differ, a row may be rounded the other way; gradients follow.
+            # If the last bits of float32 differ, a row and its gradient may be rounded to a neighbour.
             place = 2.0**-7 if case["dtype"] == "bfloat16" else 2.0**-10
-            assert np.mean(np.abs(own - its) > 4 * place * (0.1 + np.abs(its))) < 0.02, number
+            assert np.mean(np.abs(plane - expected_plane) > 4 * place * (0.1 + np.abs(expected_plane))) < 0.02, number
     np.testing.assert_allclose(predicted, expected, rtol=1e-4 if case["dtype"] == "float32" else 0.2, atol=0.05)
     if case["policy"] == "lru" or case["optimizer"] == "sgd":
         everything, its_predicted = train(case, tsps.DeviceCache(rows=ROWS, policy="lru"))
-        for own, its in zip(ours, content(everything), strict=True):
-            np.testing.assert_array_equal(own, its)
+        for plane, expected_plane in zip(cached_planes, content(everything), strict=True):
+            np.testing.assert_array_equal(plane, expected_plane)
         np.testing.assert_array_equal(predicted, its_predicted)
 
 

@@ -1,6 +1,6 @@
-"""What a cache decides is recorded, and done again by hand: on the device's side by its rules, else by the host's.
+"""Records the decisions of a cache, and replays them: on the device's side by its rules, otherwise by the host's.
 
-"admission" gives the bits of such a replay, for every rule.
+For every rule, "admission" gives the same bits as such a replay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VALUES = np.random.default_rng(1).normal(size=(ROWS, DIM)).astype(np.float32)
 
 
 class Decided(NamedTuple):
-    """What a step was, and which of its keys are on the device when it is done."""
+    """A step, and which of its keys the device keeps after it."""
 
     keys: np.ndarray[Any, Any]
     gradients: np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ class Decided(NamedTuple):
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Decided]]:
-    """Of each step of a table with a cache, when it is made."""
+    """The decisions of each step of a table with a cache, appended when the step is made."""
     log: list[Decided] = []
     move = DeviceStore.move
 
@@ -77,31 +77,36 @@ def train(layer: tsps.Embedding, rule: tsps.optimizers.RowOptimizer) -> None:
 def replay(
     layer: tsps.Embedding, rule: tsps.optimizers.RowOptimizer, log: list[Decided], *, all_by_host: bool = False
 ) -> None:
-    """Does what was decided to a table without a cache.
+    """Applies the recorded decisions to a table without a cache.
 
     Args:
-      all_by_host: A control: who updates a row is not looked at.
+      layer: The layer without a cache.
+      rule: The row optimizer.
+      log: The recorded decisions.
+      all_by_host: The control: lets the host update all rows.
     """
     (binding,) = layer.bindings
     device_rule = tf.function(row_rules.RULES[rule.kind], autograph=False)
     group = binding.group.path
-    for one in log:
-        left = np.arange(len(one.keys)) if all_by_host else one.left
-        held = np.zeros(0, np.int64) if all_by_host else one.held
-        _, rows, slots = binding.reader().entries(one.keys[held])
-        new = device_rule(tf.constant(one.hyper), tf.constant(one.gradients[held]), [rows, *map(tf.constant, slots)])
+    for decision in log:
+        left_keys = np.arange(len(decision.keys)) if all_by_host else decision.left
+        held = np.zeros(0, np.int64) if all_by_host else decision.held
+        _, rows, slots = binding.reader().entries(decision.keys[held])
+        new = device_rule(
+            tf.constant(decision.hyper), tf.constant(decision.gradients[held]), [rows, *map(tf.constant, slots)]
+        )
         new[0] = tf.cast(row_rounding.to(binding.config.dtype, new[0], None), tf.float32)
         _ops.lib.tsps_apply(
             tf.constant(int(_ops.group_info(group).step) + 1, tf.int64),
             [binding.path_tensor],
             [binding.uuid],
-            [tf.constant(one.keys[left])],
-            [tf.constant(one.gradients[left])],
-            [tf.constant(one.hyper)],
+            [tf.constant(decision.keys[left_keys])],
+            [tf.constant(decision.gradients[left_keys])],
+            [tf.constant(decision.hyper)],
             _ops.NOBODY,
         )
         if len(held):
-            binding.assign(one.keys[held], new[0].numpy(), tuple(slot.numpy() for slot in new[1:]))
+            binding.assign(decision.keys[held], new[0].numpy(), tuple(slot.numpy() for slot in new[1:]))
 
 
 def content(layer: tsps.Embedding) -> list[np.ndarray[Any, Any]]:
@@ -110,12 +115,12 @@ def content(layer: tsps.Embedding) -> list[np.ndarray[Any, Any]]:
 
 
 def mark_updates_of_the_device(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """So that it shows in a row how often the device has updated it: the host's bits may be the same."""
+    """Makes each update by the device visible in a row. Otherwise the host's bits may be the same."""
     rule = row_rules.RULES[kind]
 
     def marked(hyper: tf.Tensor, gradients: tf.Tensor, rows: Any) -> list[tf.Tensor]:
         new = rule(hyper, gradients, rows)
-        # Nothing that TensorFlow could put together with what is before: it would round otherwise.
+        # Uses no operation that TensorFlow could fuse with the previous ones, because it would round otherwise.
         return [tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(new[0], tf.int32), 1 << 12), tf.float32), *new[1:]]
 
     monkeypatch.setitem(row_rules.RULES, kind, marked)
@@ -137,11 +142,11 @@ def test_a_replay_of_what_admission_decides_gives_the_same_bits(
     log = list(decided)
     assert len(log) == STEPS
     for name in ("left", "held", "entering", "victims"):
-        assert sum(len(getattr(one, name)) for one in log) > 20, name
+        assert sum(len(getattr(decision, name)) for decision in log) > 20, name
     reference = made(rule, dtype, None)
     replay(reference, rule, log)
-    for own, its in zip(content(layer), content(reference), strict=True):
-        np.testing.assert_array_equal(own, its)
+    for plane, expected in zip(content(layer), content(reference), strict=True):
+        np.testing.assert_array_equal(plane, expected)
 
 
 def test_a_replay_that_does_not_look_at_who_updates_a_row_gives_others(

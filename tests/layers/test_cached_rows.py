@@ -1,4 +1,4 @@
-"""Rows on a device are rounded to 16 bits, and constrained, as those of the host."""
+"""Rows on a device are rounded to 16 bits and constrained like those of the host."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ CACHES = {
 
 
 def batches() -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Unique keys and gradients."""
+    """Returns unique keys and gradients for each step."""
     random = np.random.default_rng(4)
-    found = []
+    steps = []
     for _ in range(STEPS):
         keys = np.unique(np.minimum(random.zipf(1.3, 40), ROWS) - 1)
-        found.append((keys, random.normal(size=(len(keys), DIM)).astype(np.float32)))
-    return found
+        steps.append((keys, random.normal(size=(len(keys), DIM)).astype(np.float32)))
+    return steps
 
 
 def train(
@@ -51,11 +51,11 @@ def train(
     steps: Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]],
     rate: float = 0.05,
 ) -> list[list[np.ndarray[Any, Any]]]:
-    """Rows and slots of tables that differ in their caches alone, trained in the same steps."""
+    """Trains tables that differ only in their caches, in the same steps. Returns their rows and slots."""
     layers = []
     for cache in caches:
         layer = tsps.Embedding(ROWS, DIM, table=tsps.TableConfig("t", DIM, key_limit=ROWS, **config), cache=cache)
-        # What rounding at random depends on, besides key and step.
+        # Stochastic rounding depends on these, in addition to key and step.
         layer.build_from_config({"input_shape": None, "tables": [{"seed": 5, "salt": 6}]})
         layer.set_weights([values])
         layers.append(layer)
@@ -74,14 +74,14 @@ def train(
         for rows, cache in zip(looked_up, caches, strict=True):
             if rule.kind == "sgd":
                 np.testing.assert_array_equal(rows, looked_up[0], str(cache))
-    found = []
+    results = []
     for layer in layers:
         table = layer.bindings[0].reader()
         _, rows, slots = table.entries(np.arange(ROWS))
-        found.append([rows, *slots])
+        results.append([rows, *slots])
         if layer.cache is not None and layer.cache.rows < ROWS:
             assert layer.cache_statistics()["evicted"] > 0
-    return found
+    return results
 
 
 def normal_values() -> np.ndarray[Any, Any]:
@@ -96,20 +96,20 @@ def test_rows_of_16_bits_are_rounded_as_on_the_host(dtype: str, rounding: str, r
     config = {"dtype": dtype, "rounding": rounding}
     caches = [None, CACHES["small"], CACHES["large"], CACHES["admission"]]
     plain, small, large, admission = train(config, caches, RULES[rule], normal_values(), batches())
-    for own, its in zip(small, large, strict=True):
-        np.testing.assert_array_equal(own, its)
-    assert np.any(plain[0] != tf.cast(tf.cast(normal_values(), dtype), tf.float32)), "trained"
-    np.testing.assert_array_equal(small[0], tf.cast(tf.cast(small[0], dtype), tf.float32), "rows of 16 bits")
-    for others in (small, admission):
+    for plane, expected in zip(small, large, strict=True):
+        np.testing.assert_array_equal(plane, expected)
+    assert np.any(plain[0] != tf.cast(tf.cast(normal_values(), dtype), tf.float32)), "training must change the rows"
+    np.testing.assert_array_equal(small[0], tf.cast(tf.cast(small[0], dtype), tf.float32), "rows must have 16 bits")
+    for cached_planes in (small, admission):
         if rule == "sgd":
-            np.testing.assert_array_equal(others[0], plain[0])
+            np.testing.assert_array_equal(cached_planes[0], plain[0])
             continue
-        # Where the last bits of float32 differ, a row may be rounded the other way: by one in the last place.
+        # If the last bits of float32 differ, a row may be rounded to a neighbour.
         place = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
-        np.testing.assert_allclose(others[0], plain[0], rtol=2 * place, atol=1e-3)
-        assert np.mean(others[0] != plain[0]) < 0.02
-        for own, its in zip(others[1:], plain[1:], strict=True):
-            np.testing.assert_allclose(own, its, rtol=2e-5, atol=2e-5 if rule != "ftrl" else 2e-2)
+        np.testing.assert_allclose(cached_planes[0], plain[0], rtol=2 * place, atol=1e-3)
+        assert np.mean(cached_planes[0] != plain[0]) < 0.02
+        for plane, expected in zip(cached_planes[1:], plain[1:], strict=True):
+            np.testing.assert_allclose(plane, expected, rtol=2e-5, atol=2e-5 if rule != "ftrl" else 2e-2)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -134,17 +134,17 @@ def test_rows_of_all_magnitudes_are_rounded_as_on_the_host(dtype: str, rounding:
     np.testing.assert_array_equal(plain[0], large[0])
     np.testing.assert_array_equal(plain[0][:20, 0], values[:20, 0], "beyond the range")
     if dtype == "float16":
-        assert np.any((plain[0] != 0) & (np.abs(plain[0]) < 2.0**-14)), "subnormal ones"
+        assert np.any((plain[0] != 0) & (np.abs(plain[0]) < 2.0**-14)), "some rows must be subnormal"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_is_not_finite_stays_so(dtype: str) -> None:
     values = tf.constant([[np.inf, -np.inf, np.nan, 0.0, -0.0]], tf.float32)
     for draws in (None, tf.constant([-1], tf.int64)):
-        found = tf.cast(row_rounding.to(dtype, values, draws), tf.float32).numpy()[0]
-        np.testing.assert_array_equal(found, values.numpy()[0])
-        assert np.signbit(found[4])
-        assert not np.signbit(found[3])
+        rounded = tf.cast(row_rounding.to(dtype, values, draws), tf.float32).numpy()[0]
+        np.testing.assert_array_equal(rounded, values.numpy()[0])
+        assert np.signbit(rounded[4])
+        assert not np.signbit(rounded[3])
 
 
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adagrad", marks=pytest.mark.nightly), "adam"])
@@ -153,23 +153,23 @@ def test_what_is_not_finite_stays_so(dtype: str) -> None:
 def test_constraints_are_those_of_the_host(constraint: str, rule: str) -> None:
     config = {"constraint": CONSTRAINTS[constraint]}
     caches = [None, CACHES["admission"]] if rule == "sgd" else [None, CACHES["small"], CACHES["large"]]
-    # Rows that are looked up are compared where SGD is the rule; norms differ in the last bits.
+    # Looked-up rows are compared under SGD only; norms differ in the last bits.
     steps = batches()
     if rule == "sgd" and constraint != "nonneg":
         rule = "momentum"
     rules = {**RULES, "momentum": tsps.optimizers.SGD(momentum=0.5)}
-    plain, *others = train(config, caches, rules[rule], normal_values(), steps)
-    for one in others:
-        for own, its in zip(one, plain, strict=True):
-            np.testing.assert_allclose(own, its, rtol=1e-6, atol=2e-5 if rule == "adam" else 1e-6)
-    for own, its in zip(others[0], others[-1], strict=True):
-        np.testing.assert_array_equal(own, its)
+    plain, *cached_planes = train(config, caches, rules[rule], normal_values(), steps)
+    for planes in cached_planes:
+        for plane, expected in zip(planes, plain, strict=True):
+            np.testing.assert_allclose(plane, expected, rtol=1e-6, atol=2e-5 if rule == "adam" else 1e-6)
+    for plane, expected in zip(cached_planes[0], cached_planes[-1], strict=True):
+        np.testing.assert_array_equal(plane, expected)
     touched = np.unique(np.concatenate([keys for keys, _ in steps]))
-    norms = np.linalg.norm(others[0][0][touched], axis=1)
+    norms = np.linalg.norm(cached_planes[0][0][touched], axis=1)
     free, *_ = train({}, [None], rules[rule], normal_values(), steps)
-    assert not np.allclose(free[0], plain[0], atol=1e-3), "the constraint changes something"
+    assert not np.allclose(free[0], plain[0], atol=1e-3), "the constraint must change some rows"
     if constraint == "nonneg":
-        assert np.all(others[0][0][touched] >= 0)
+        assert np.all(cached_planes[0][0][touched] >= 0)
     elif constraint == "unitnorm":
         np.testing.assert_allclose(norms, 1, atol=1e-5)
     elif constraint == "maxnorm":
@@ -179,9 +179,9 @@ def test_constraints_are_those_of_the_host(constraint: str, rule: str) -> None:
 def test_constrained_rows_of_16_bits() -> None:
     config = {"dtype": "bfloat16", "constraint": CONSTRAINTS["nonneg"]}
     caches = [None, CACHES["small"], CACHES["admission"]]
-    plain, *others = train(config, caches, RULES["sgd"], normal_values(), batches())
-    for one in others:
-        np.testing.assert_array_equal(one[0], plain[0])
+    plain, *cached_planes = train(config, caches, RULES["sgd"], normal_values(), batches())
+    for planes in cached_planes:
+        np.testing.assert_array_equal(planes[0], plain[0])
 
 
 def test_bytes_are_counted_of_what_rows_are_stored_as() -> None:
@@ -198,5 +198,5 @@ def test_bytes_are_counted_of_what_rows_are_stored_as() -> None:
 
     narrow, wide = bytes_of("float16"), bytes_of("float32")
     assert wide["bytes_down"] > 0
-    for name in ("bytes_down", "bytes_up"):  # with "lru" no gradient goes up
+    for name in ("bytes_down", "bytes_up"):  # with "lru", no gradients go up
         assert narrow[name] == wide[name] / 2

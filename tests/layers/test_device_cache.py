@@ -1,4 +1,4 @@
-"""Rows of a table that stay on a device: training, reading, saving and refusing, beside a table without a cache."""
+"""Tables whose rows stay on a device are trained, read, saved and refused like tables without a cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cached(rows: int = 40, policy: str = "admission", **options: Any) -> tsps.De
 
 
 def make(cache: tsps.DeviceCache | None, optimizer: Callable[[], Any], **options: Any) -> tuple[Any, tsps.Embedding]:
-    """ids[batch, 5] -> embedding -> one output, compiled; and its embedding."""
+    """Returns a compiled model (ids[batch, 5] -> embedding -> one output) and its embedding."""
     keras.utils.set_random_seed(3)
     ids = keras.Input((IDS_PER_SAMPLE,), dtype="int64")
     layer = tsps.Embedding(ROWS, DIM, cache=cache)
@@ -54,15 +54,15 @@ def fit(model: Any, epochs: int = 1) -> Any:
 
 
 def content(layer: tsps.Embedding) -> list[np.ndarray[Any, Any]]:
-    """Keys, rows and slots, by key."""
-    found = layer.bindings[0].reader().scan().read()
-    order = np.argsort(found.keys)
-    return [found.keys[order], found.rows[order], *(slot[order] for slot in found.slots)]
+    """Returns keys, rows and slots in the order of the keys."""
+    block = layer.bindings[0].reader().scan().read()
+    order = np.argsort(block.keys)
+    return [block.keys[order], block.rows[order], *(slot[order] for slot in block.slots)]
 
 
 def check_close(layer: tsps.Embedding, other: tsps.Embedding, tolerance: float) -> None:
-    for own, its in zip(content(layer), content(other), strict=True):
-        np.testing.assert_allclose(own, its, rtol=tolerance, atol=tolerance)
+    for plane, expected in zip(content(layer), content(other), strict=True):
+        np.testing.assert_allclose(plane, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- training ---
@@ -74,27 +74,27 @@ def check_close(layer: tsps.Embedding, other: tsps.Embedding, tolerance: float) 
 def test_fit_trains_as_without_a_cache(optimizer: str, policy: str, rows: int) -> None:
     plain, expected = make(None, OPTIMIZERS[optimizer])
     model, layer = make(cached(rows, policy), OPTIMIZERS[optimizer])
-    theirs, ours = fit(plain, 2), fit(model, 2)
+    expected_history, history = fit(plain, 2), fit(model, 2)
     for name in ("loss", "val_loss"):
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=2e-5)
+        np.testing.assert_allclose(history[name], expected_history[name], rtol=2e-5)
     check_close(layer, expected, 2e-5 if optimizer == "adam" else 1e-6)
     if optimizer == "sgd":
         np.testing.assert_array_equal(layer.get_weights()[0], expected.get_weights()[0])
-    found = layer.cache_statistics()
-    assert found["hits"] > 0
-    assert found["entered"] >= min(rows, UNIQUE)
-    assert (found["evicted"] > 0) == (rows != ROWS)
-    assert found["newer"] == 0, "reading has flushed"
+    statistics = layer.cache_statistics()
+    assert statistics["hits"] > 0
+    assert statistics["entered"] >= min(rows, UNIQUE)
+    assert (statistics["evicted"] > 0) == (rows != ROWS)
+    assert statistics["newer"] == 0, "reading must flush all rows"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.daily_cases(1)
 def test_with_lru_the_capacity_changes_no_bit(optimizer: str) -> None:
     small, layer = make(cached(UNIQUE, "lru"), OPTIMIZERS[optimizer])
-    large, other = make(cached(ROWS, "lru"), OPTIMIZERS[optimizer])
+    large, large_layer = make(cached(ROWS, "lru"), OPTIMIZERS[optimizer])
     assert fit(small) == fit(large)
-    for own, its in zip(content(layer), content(other), strict=True):
-        np.testing.assert_array_equal(own, its)
+    for plane, expected in zip(content(layer), content(large_layer), strict=True):
+        np.testing.assert_array_equal(plane, expected)
 
 
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 5}], ids=str)
@@ -103,8 +103,8 @@ def test_fit_in_other_ways(options: dict[str, Any]) -> None:
     plain, expected = make(None, OPTIMIZERS["adagrad"], **options)
     model, layer = make(cached(), OPTIMIZERS["adagrad"], **options)
     ids, targets = IDS[: 10 * BATCH], TARGETS[: 10 * BATCH]
-    for one in (plain, model):
-        one.fit(ids, targets, BATCH, shuffle=False, verbose=0)
+    for trained_model in (plain, model):
+        trained_model.fit(ids, targets, BATCH, shuffle=False, verbose=0)
     check_close(layer, expected, 1e-6)
     np.testing.assert_allclose(model.predict(ids, verbose=0), plain.predict(ids, verbose=0), rtol=1e-5, atol=1e-6)
 
@@ -113,24 +113,24 @@ def test_fit_in_other_ways(options: dict[str, Any]) -> None:
 def test_custom_loops_that_call_the_layer_twice_beside_another_table(graph: bool) -> None:
     def train(cache: tsps.DeviceCache | None) -> list[tsps.Embedding]:
         keras.utils.set_random_seed(5)
-        layer, other = tsps.Embedding(None, DIM, cache=cache), tsps.Embedding(ROWS, DIM)
+        layer, plain_layer = tsps.Embedding(None, DIM, cache=cache), tsps.Embedding(ROWS, DIM)
         optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
 
         def step(ids: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
-                rows = layer(ids) * layer(tf.reverse(ids, [1])) + other(ids)
+                rows = layer(ids) * layer(tf.reverse(ids, [1])) + plain_layer(ids)
                 loss = tf.reduce_mean(tf.square(rows - 0.3))
-            layer(ids + 7)  # looked up, and not trained
-            weights = layer.trainable_variables + other.trainable_variables
+            layer(ids + 7)  # looked up without training
+            weights = layer.trainable_variables + plain_layer.trainable_variables
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
         run = tf.function(step) if graph else step
         for start in range(0, 12 * BATCH, BATCH):
             run(tf.constant(IDS[start : start + BATCH]))
-        return [layer, other]
+        return [layer, plain_layer]
 
-    for one, expected in zip(train(cached(30)), train(None), strict=True):
-        check_close(one, expected, 1e-6)
+    for layer, expected in zip(train(cached(30)), train(None), strict=True):
+        check_close(layer, expected, 1e-6)
 
 
 RULES = [
@@ -200,7 +200,7 @@ def test_gradients_are_clipped_before_rows_part(clip: dict[str, float]) -> None:
 
 def test_a_batch_of_more_keys_than_lru_has_rows_is_an_error_with_the_numbers() -> None:
     model, layer = make(cached(3, "lru"), OPTIMIZERS["sgd"])
-    with pytest.raises(Exception, match=rf"table t\d+-{layer.name}: the batch has \d+ unique keys, the cache 3 rows"):
+    with pytest.raises(Exception, match=rf"table t\d+-{layer.name}: the batch has \d+ unique keys, but .* 3 rows"):
         fit(model)
     np.testing.assert_array_equal(layer.get_weights()[0], VALUES)
 
@@ -242,14 +242,14 @@ def test_ids_out_of_range_are_named() -> None:
 def test_who_reads_the_table_finds_what_is_newer_on_the_device() -> None:
     plain, expected = make(None, OPTIMIZERS["adagrad"])
     model, layer = make(cached(ROWS, "lru"), OPTIMIZERS["adagrad"])
-    for one in (plain, model):
-        one.fit(IDS, TARGETS, BATCH, shuffle=False, verbose=0)
+    for trained_model in (plain, model):
+        trained_model.fit(IDS, TARGETS, BATCH, shuffle=False, verbose=0)
     binding = layer.bindings[0]
     assert layer.cache_statistics()["newer"] > 0
     group = _table.Group.open(binding.group.path)
     number = group.find_table(Path(binding.path).name)
     keys = np.arange(ROWS)
-    np.testing.assert_array_equal(group.lookup(number, keys), VALUES)  # as other processes read it
+    np.testing.assert_array_equal(group.lookup(number, keys), VALUES)  # as other processes read the table
     table = tsps.Table.open(binding.path)
     np.testing.assert_allclose(table.lookup(keys), expected.get_weights()[0], atol=1e-6)
     assert layer.cache_statistics()["newer"] == 0
@@ -259,45 +259,45 @@ def test_who_reads_the_table_finds_what_is_newer_on_the_device() -> None:
 @pytest.mark.parametrize("moment", ["before the copy", "after the copy"])
 def test_a_flush_beside_training_loses_no_update(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     batches = [slice(i, i + BATCH) for i in range(0, len(IDS), BATCH)]
-    other, expected = make(cached(ROWS, "lru"), OPTIMIZERS["adagrad"])
+    reference, expected = make(cached(ROWS, "lru"), OPTIMIZERS["adagrad"])
     for batch in batches:
-        other.train_on_batch(IDS[batch], TARGETS[batch])
+        reference.train_on_batch(IDS[batch], TARGETS[batch])
     model, layer = make(cached(UNIQUE, "lru"), OPTIMIZERS["adagrad"])
 
-    def train(some: list[slice]) -> None:
-        for batch in some:
+    def train(slices: list[slice]) -> None:
+        for batch in slices:
             model.train_on_batch(IDS[batch], TARGETS[batch])
 
-    left = batches[3:6]
-    find, give, store = _ops.cache_newer, _ops.cache_flush, layer.bindings[0].cache.stores[0]
+    remaining = batches[3:6]
+    cache_newer_op, cache_flush_op, store = _ops.cache_newer, _ops.cache_flush, layer.bindings[0].cache.stores[0]
 
     def train_in_another_thread() -> None:
-        thread = threading.Thread(target=train, args=(list(left),))
-        left.clear()
+        thread = threading.Thread(target=train, args=(list(remaining),))
+        remaining.clear()
         thread.start()
         thread.join()
 
     def cache_newer(cache: tf.Tensor) -> Any:
-        found = find(cache)
+        newer = cache_newer_op(cache)
         if moment == "before the copy":
             train_in_another_thread()
-        return found
+        return newer
 
     def cache_flush(*arguments: Any) -> Any:
         if moment == "after the copy":
             train_in_another_thread()
-        return give(*arguments)
+        return cache_flush_op(*arguments)
 
     train(batches[:3])
     with monkeypatch.context() as patched:
         patched.setattr(_ops, "cache_newer", cache_newer)
         patched.setattr(_ops, "cache_flush", cache_flush)
         store.flush()
-    assert not left
+    assert not remaining
     assert store.counters()["newer"] == 0
-    train(batches[6:])  # rows leave the device
-    for own, its in zip(content(layer), content(expected), strict=True):
-        np.testing.assert_array_equal(own, its)
+    train(batches[6:])  # these steps evict rows from the device
+    for plane, expected_plane in zip(content(layer), content(expected), strict=True):
+        np.testing.assert_array_equal(plane, expected_plane)
 
 
 def test_rows_are_flushed_after_every_so_many_steps() -> None:
@@ -307,7 +307,7 @@ def test_rows_are_flushed_after_every_so_many_steps() -> None:
     model.fit(IDS[: batches * BATCH], TARGETS[: batches * BATCH], BATCH, shuffle=False, verbose=0)
     number = group.find_table(Path(layer.bindings[0].path).name)
     rows = group.lookup(number, np.arange(ROWS))  # as other processes read them
-    until = (before + batches) // 10 * 10 - before  # of this model's steps, the last that was flushed
+    until = (before + batches) // 10 * 10 - before  # the last step of this model that was flushed
     assert 0 < until <= batches
     plain, expected = make(None, OPTIMIZERS["adam"])
     plain.fit(IDS[: until * BATCH], TARGETS[: until * BATCH], BATCH, shuffle=False, verbose=0)
@@ -317,10 +317,10 @@ def test_rows_are_flushed_after_every_so_many_steps() -> None:
 def test_weights_that_are_set_are_what_is_trained_on() -> None:
     plain, expected = make(None, OPTIMIZERS["adagrad"])
     model, layer = make(cached(), OPTIMIZERS["adagrad"])
-    for one, its in ((plain, expected), (model, layer)):
-        fit(one)
-        its.set_weights([its.get_weights()[0][::-1]])
-        fit(one)
+    for trained_model, trained_layer in ((plain, expected), (model, layer)):
+        fit(trained_model)
+        trained_layer.set_weights([trained_layer.get_weights()[0][::-1]])
+        fit(trained_model)
     check_close(layer, expected, 2e-6)
 
 
@@ -340,7 +340,7 @@ def test_saved_models_have_all_rows(tmp_path: Path) -> None:
     model.export(str(tmp_path / "exported")) if _keras.IS_KERAS_3 else tf.saved_model.save(
         model, str(tmp_path / "exported")
     )
-    fit(model)  # other rows
+    fit(model)  # trains other rows
     model.load_weights(tmp_path / "one.weights.h5")
     np.testing.assert_allclose(model.predict(IDS[:16], verbose=0), predicted, rtol=1e-6)
     fit(model)
@@ -359,8 +359,8 @@ def test_a_layer_that_is_gone_takes_its_cache_along() -> None:
     del model, layer
     keras.backend.clear_session()
     gc.collect()
-    make(cached(), OPTIMIZERS["sgd"])  # the next one removes it
-    with pytest.raises(tf.errors.NotFoundError, match="there is no device cache"):
+    make(cached(), OPTIMIZERS["sgd"])  # a new cache removes those of dropped layers
+    with pytest.raises(tf.errors.NotFoundError, match=r"device cache .* does not exist"):
         _ops.cache_counters(number)
 
 
@@ -392,7 +392,7 @@ if KILLED:
 
 
 def named(job: str, *, trains: bool, killed: bool = False, flush_every: int | None = None, **environment: str) -> Any:
-    """A run of a named job; its exit status, what it printed, and its errors."""
+    """Runs a named job. Returns its exit status, its output, and its errors."""
     program = (
         NAMED.replace("FLUSH_EVERY", str(flush_every)).replace("TRAINS", str(trains)).replace("KILLED", str(killed))
     )
@@ -401,38 +401,38 @@ def named(job: str, *, trains: bool, killed: bool = False, flush_every: int | No
 
 @pytest.mark.nightly
 def test_a_named_job_leaves_all_rows_to_the_next_one() -> None:
-    first, second = named("cached-job", trains=True), named("cached-job", trains=False)
-    assert first.returncode == second.returncode == 0, first.stderr[-3000:] + second.stderr[-3000:]
-    assert first.stdout == second.stdout
-    assert "[0.0" not in first.stdout
+    run_1, run_2 = named("cached-job", trains=True), named("cached-job", trains=False)
+    assert run_1.returncode == run_2.returncode == 0, run_1.stderr[-3000:] + run_2.stderr[-3000:]
+    assert run_1.stdout == run_2.stdout
+    assert "[0.0" not in run_1.stdout
 
 
 @pytest.mark.nightly
 def test_a_job_that_was_killed_with_newer_rows_on_a_device_is_refused() -> None:
-    first = named("killed-job", trains=True, killed=True)
-    assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
-    path = first.stdout.splitlines()[0]
+    run_1 = named("killed-job", trains=True, killed=True)
+    assert run_1.returncode == -signal.SIGKILL, run_1.stderr[-3000:]
+    path = run_1.stdout.splitlines()[0]
     assert tsps.Table.open(path).stats()["device_dirty_since_step"] == 1
-    second = named("killed-job", trains=False)
-    assert second.returncode != 0
-    assert "newer on a device (cache=...), since step 1" in second.stderr
-    assert "TFSPS_ACCEPT_LOST_ROWS=killed-job" in second.stderr
+    run_2 = named("killed-job", trains=False)
+    assert run_2.returncode != 0
+    assert "newer on a device (cache=...), since step 1" in run_2.stderr
+    assert "TFSPS_ACCEPT_LOST_ROWS=killed-job" in run_2.stderr
     assert named("killed-job", trains=False, TFSPS_ACCEPT_LOST_ROWS="another").returncode != 0
-    third = named("killed-job", trains=False, TFSPS_ACCEPT_LOST_ROWS="killed-job")
-    assert third.returncode == 0, third.stderr[-3000:]
-    assert "[0.0" in third.stdout, "its rows are as of the last flush"
+    run_3 = named("killed-job", trains=False, TFSPS_ACCEPT_LOST_ROWS="killed-job")
+    assert run_3.returncode == 0, run_3.stderr[-3000:]
+    assert "[0.0" in run_3.stdout, "the table must have the rows of the last flush"
     assert tsps.Table.open(path).stats()["device_dirty_since_step"] is None
 
 
 def test_a_kill_after_a_flush_loses_nothing() -> None:
-    first = named("flushed-job", trains=True, killed=True, flush_every=1)
-    assert first.returncode == -signal.SIGKILL, first.stderr[-3000:]
-    second = named("flushed-job", trains=False)
-    assert second.returncode == 0, second.stderr[-3000:]
-    assert first.stdout == second.stdout
+    run_1 = named("flushed-job", trains=True, killed=True, flush_every=1)
+    assert run_1.returncode == -signal.SIGKILL, run_1.stderr[-3000:]
+    run_2 = named("flushed-job", trains=False)
+    assert run_2.returncode == 0, run_2.stderr[-3000:]
+    assert run_1.stdout == run_2.stdout
 
 
-# --- what is refused ---
+# --- refusals ---
 
 
 @pytest.mark.parametrize(

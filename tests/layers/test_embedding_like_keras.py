@@ -1,4 +1,4 @@
-"""tsps.Embedding beside keras.layers.Embedding: what is copied is compared in the same test."""
+"""tsps.Embedding has the arguments and results of keras.layers.Embedding."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.keras2_smoke, pytest.mark.quick]
 
 
 def test_arguments_have_the_order_and_defaults_of_keras():
-    theirs = inspect.signature(keras.layers.Embedding.__init__).parameters
-    ours = inspect.signature(tsps.Embedding.__init__).parameters
-    names = [name for name, p in theirs.items() if p.kind is not p.VAR_KEYWORD]
-    assert list(ours)[: len(names)] == names
-    assert all(ours[name].default == theirs[name].default for name in names)
-    extra = [name for name, p in ours.items() if p.kind is p.KEYWORD_ONLY]
+    keras_parameters = inspect.signature(keras.layers.Embedding.__init__).parameters
+    tsps_parameters = inspect.signature(tsps.Embedding.__init__).parameters
+    names = [name for name, p in keras_parameters.items() if p.kind is not p.VAR_KEYWORD]
+    assert list(tsps_parameters)[: len(names)] == names
+    assert all(tsps_parameters[name].default == keras_parameters[name].default for name in names)
+    extra = [name for name, p in tsps_parameters.items() if p.kind is p.KEYWORD_ONLY]
     assert extra == ["table", "placement", "storage", "cache"]
 
 
@@ -60,109 +60,113 @@ def test_mask_zero_is_the_seventh_argument_of_keras_2():
     ids=str,
 )
 def test_values_of_any_rank_and_integer_type(pair, ids):
-    ours, theirs = pair(10, 4)
+    tsps_layer, keras_layer = pair(10, 4)
     ids = tf.constant(ids)
-    np.testing.assert_array_equal(ours(ids), theirs(ids))
+    np.testing.assert_array_equal(tsps_layer(ids), keras_layer(ids))
 
 
 def test_ragged(pair):
-    ours, theirs = pair(10, 4)
+    tsps_layer, keras_layer = pair(10, 4)
     for ids in (tf.ragged.constant([[1, 2], [], [3]]), tf.ragged.constant([[[1], [2, 3]], []])):
-        got, want = ours(ids), theirs(ids)
-        assert isinstance(got, tf.RaggedTensor)
-        assert got.to_list() == want.to_list()
+        actual, expected = tsps_layer(ids), keras_layer(ids)
+        assert isinstance(actual, tf.RaggedTensor)
+        assert actual.to_list() == expected.to_list()
 
 
 def test_sparse(pair):
-    ours, theirs = pair(10, 4)
+    tsps_layer, keras_layer = pair(10, 4)
     ids = tf.sparse.from_dense([[1, 0, 2], [0, 0, 0]])
-    np.testing.assert_allclose(ours(ids), theirs(ids), rtol=1e-6)
-    assert ours(ids).shape == (2, 3, 4)
+    np.testing.assert_allclose(tsps_layer(ids), keras_layer(ids), rtol=1e-6)
+    assert tsps_layer(ids).shape == (2, 3, 4)
 
 
 @keras2_only
 def test_sparse_output_of_keras_2(pair):
-    ours, theirs = pair(10, 4, sparse=True)
+    tsps_layer, keras_layer = pair(10, 4, sparse=True)
     ids = tf.sparse.from_dense([[1, 0, 2], [0, 0, 0]])
-    np.testing.assert_array_equal(ours(ids).indices, theirs(ids).indices)
-    np.testing.assert_array_equal(ours(ids).values, theirs(ids).values)
+    np.testing.assert_array_equal(tsps_layer(ids).indices, keras_layer(ids).indices)
+    np.testing.assert_array_equal(tsps_layer(ids).values, keras_layer(ids).values)
 
 
 def test_mask(pair):
-    ours, theirs = pair(10, 4, mask_zero=True)
-    np.testing.assert_array_equal(ours.compute_mask(tf.constant(IDS)), theirs.compute_mask(tf.constant(IDS)))
-    assert ours.supports_masking
-    got = keras.Sequential([ours, keras.layers.LSTM(3, kernel_initializer="ones", recurrent_initializer="ones")])
-    want = keras.Sequential([theirs, keras.layers.LSTM(3, kernel_initializer="ones", recurrent_initializer="ones")])
-    np.testing.assert_allclose(got(tf.constant(IDS)), want(tf.constant(IDS)), rtol=1e-5)
-    ours, theirs = pair(10, 4)
-    assert ours.compute_mask(tf.constant(IDS)) is None
-    assert theirs.compute_mask(tf.constant(IDS)) is None
+    tsps_layer, keras_layer = pair(10, 4, mask_zero=True)
+    np.testing.assert_array_equal(tsps_layer.compute_mask(tf.constant(IDS)), keras_layer.compute_mask(tf.constant(IDS)))
+    assert tsps_layer.supports_masking
+    actual = keras.Sequential(
+        [tsps_layer, keras.layers.LSTM(3, kernel_initializer="ones", recurrent_initializer="ones")]
+    )
+    expected = keras.Sequential(
+        [keras_layer, keras.layers.LSTM(3, kernel_initializer="ones", recurrent_initializer="ones")]
+    )
+    np.testing.assert_allclose(actual(tf.constant(IDS)), expected(tf.constant(IDS)), rtol=1e-5)
+    tsps_layer, keras_layer = pair(10, 4)
+    assert tsps_layer.compute_mask(tf.constant(IDS)) is None
+    assert keras_layer.compute_mask(tf.constant(IDS)) is None
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
 def test_mixed_precision(pair, policy):
-    ours, theirs = pair(10, 4, dtype=policy)
-    got, want = ours(tf.constant(IDS)), theirs(tf.constant(IDS))
-    assert got.dtype == want.dtype
-    np.testing.assert_array_equal(tf.cast(got, tf.float32), tf.cast(want, tf.float32))
+    tsps_layer, keras_layer = pair(10, 4, dtype=policy)
+    actual, expected = tsps_layer(tf.constant(IDS)), keras_layer(tf.constant(IDS))
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(tf.cast(actual, tf.float32), tf.cast(expected, tf.float32))
 
 
 def test_symbolic_outputs(pair):
-    ours, theirs = pair(10, 4, dtype="mixed_float16")
+    tsps_layer, keras_layer = pair(10, 4, dtype="mixed_float16")
     for shape in ((), (3,), (3, 2)):
-        got, want = ours(keras.Input(shape, dtype="int32")), theirs(keras.Input(shape, dtype="int32"))
-        assert tuple(got.shape) == tuple(want.shape)
-        assert got.dtype == want.dtype
-    assert tuple(ours.compute_output_shape((None, 3))) == tuple(theirs.compute_output_shape((None, 3)))
+        actual, expected = tsps_layer(keras.Input(shape, dtype="int32")), keras_layer(keras.Input(shape, dtype="int32"))
+        assert tuple(actual.shape) == tuple(expected.shape)
+        assert actual.dtype == expected.dtype
+    assert tuple(tsps_layer.compute_output_shape((None, 3))) == tuple(keras_layer.compute_output_shape((None, 3)))
 
 
 def test_activity_regularizer(pair):
-    ours, theirs = pair(10, 4, activity_regularizer=keras.regularizers.L2(0.1))
-    ours(tf.constant(IDS))
-    theirs(tf.constant(IDS))
-    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-6)
+    tsps_layer, keras_layer = pair(10, 4, activity_regularizer=keras.regularizers.L2(0.1))
+    tsps_layer(tf.constant(IDS))
+    keras_layer(tf.constant(IDS))
+    np.testing.assert_allclose(tsps_layer.losses, keras_layer.losses, rtol=1e-6)
 
 
 def test_get_weights_and_set_weights(pair):
-    ours, theirs = pair(10, 4)
-    np.testing.assert_array_equal(ours.get_weights()[0], theirs.get_weights()[0])
-    assert [w.name.split(":")[0].split("/")[-1] for w in ours.weights] == ["embeddings"]
+    tsps_layer, keras_layer = pair(10, 4)
+    np.testing.assert_array_equal(tsps_layer.get_weights()[0], keras_layer.get_weights()[0])
+    assert [w.name.split(":")[0].split("/")[-1] for w in tsps_layer.weights] == ["embeddings"]
     matrix = np.arange(40, dtype=np.float64).reshape(10, 4)
-    for layer in (ours, theirs):
+    for layer in (tsps_layer, keras_layer):
         layer.set_weights([matrix])
-    np.testing.assert_array_equal(ours(IDS), theirs(IDS))
+    np.testing.assert_array_equal(tsps_layer(IDS), keras_layer(IDS))
     for wrong in ([], [matrix, matrix], [matrix[:-1]], [matrix.T]):
-        for layer in (ours, theirs):
+        for layer in (tsps_layer, keras_layer):
             with pytest.raises(ValueError, match="weight"):
                 layer.set_weights(wrong)
-    np.testing.assert_array_equal(ours.get_weights()[0], matrix)
+    np.testing.assert_array_equal(tsps_layer.get_weights()[0], matrix)
 
 
 def test_model_get_weights_and_set_weights(pair):
-    ours, theirs = pair(10, 4)
-    got, want = functional(ours), functional(theirs)
-    got.set_weights(want.get_weights())
-    for a, b in zip(got.get_weights(), want.get_weights(), strict=True):
+    tsps_layer, keras_layer = pair(10, 4)
+    actual, expected = functional(tsps_layer), functional(keras_layer)
+    actual.set_weights(expected.get_weights())
+    for a, b in zip(actual.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_allclose(got.predict(IDS, verbose=0), want.predict(IDS, verbose=0), rtol=1e-6)
+    np.testing.assert_allclose(actual.predict(IDS, verbose=0), expected.predict(IDS, verbose=0), rtol=1e-6)
 
 
 def test_embeddings_attribute(pair):
-    ours, theirs = pair(10, 4)
-    # Keras 2 has it of any number of rows, so that set_weights passes them on.
-    assert tuple(ours.embeddings.shape) == (tuple(theirs.embeddings.shape) if IS_KERAS_3 else (None, 4))
-    np.testing.assert_array_equal(ours.embeddings.numpy(), np.asarray(theirs.embeddings))
-    np.testing.assert_array_equal(np.asarray(ours.embeddings), np.asarray(theirs.embeddings))
-    np.testing.assert_array_equal(ours.embeddings[2:4], theirs.embeddings[2:4])
+    tsps_layer, keras_layer = pair(10, 4)
+    # The variable of Keras 2 has an unknown number of rows, so that set_weights accepts other matrices.
+    assert tuple(tsps_layer.embeddings.shape) == (tuple(keras_layer.embeddings.shape) if IS_KERAS_3 else (None, 4))
+    np.testing.assert_array_equal(tsps_layer.embeddings.numpy(), np.asarray(keras_layer.embeddings))
+    np.testing.assert_array_equal(np.asarray(tsps_layer.embeddings), np.asarray(keras_layer.embeddings))
+    np.testing.assert_array_equal(tsps_layer.embeddings[2:4], keras_layer.embeddings[2:4])
     np.testing.assert_allclose(
-        tf.norm(ours.embeddings, axis=1), tf.norm(tf.convert_to_tensor(theirs.embeddings), axis=1)
+        tf.norm(tsps_layer.embeddings, axis=1), tf.norm(tf.convert_to_tensor(keras_layer.embeddings), axis=1)
     )
     matrix = np.arange(40, dtype=np.float32).reshape(10, 4)
-    ours.embeddings.assign(matrix)
-    np.testing.assert_array_equal(ours(IDS), matrix[IDS])
+    tsps_layer.embeddings.assign(matrix)
+    np.testing.assert_array_equal(tsps_layer(IDS), matrix[IDS])
     with pytest.raises(ValueError, match=r"\(10, 4\).*\(9, 4\)"):
-        ours.embeddings.assign(matrix[:9])
+        tsps_layer.embeddings.assign(matrix[:9])
     with pytest.raises(AttributeError):
         _ = tsps.Embedding(10, 4).embeddings
 
@@ -178,15 +182,15 @@ def test_weights_argument(pair):
 
 def test_config(pair):
     initializer = keras.initializers.RandomNormal(stddev=0.5, seed=3)
-    ours, theirs = pair(10, 4, embeddings_initializer=initializer, mask_zero=True, name="words")
-    got, want = ours.get_config(), theirs.get_config()
-    ignored = {"batch_input_shape", "dtype", "quantization_config"}  # ours says int64 in Keras 2; refused
-    assert {k: v for k, v in want.items() if k not in ignored}.items() <= got.items()
-    again = tsps.Embedding.from_config(got)
-    assert again.get_config() == got
-    from_theirs = tsps.Embedding.from_config(want)
+    tsps_layer, keras_layer = pair(10, 4, embeddings_initializer=initializer, mask_zero=True, name="words")
+    actual, expected = tsps_layer.get_config(), keras_layer.get_config()
+    ignored = {"batch_input_shape", "dtype", "quantization_config"}  # tsps: int64 in Keras 2, no quantization
+    assert {k: v for k, v in expected.items() if k not in ignored}.items() <= actual.items()
+    copied = tsps.Embedding.from_config(actual)
+    assert copied.get_config() == actual
+    from_theirs = tsps.Embedding.from_config(expected)
     assert from_theirs.mask_zero
-    assert from_theirs.embeddings_initializer.get_config() == theirs.embeddings_initializer.get_config()
+    assert from_theirs.embeddings_initializer.get_config() == keras_layer.embeddings_initializer.get_config()
 
 
 @pytest.mark.parametrize("dims", [(0, 4), (-1, 4), (10, 0), (10, None), (10.0, 4), (True, 4), ("10", 4)], ids=str)
@@ -209,13 +213,13 @@ def test_missing_and_surplus_arguments():
 
 @keras3_only
 def test_summary_counts_the_matrix(pair):
-    ours, theirs = pair(10, 4)
-    assert functional(ours).count_params() == functional(theirs).count_params()
-    assert ours.count_params() == theirs.count_params()
+    tsps_layer, keras_layer = pair(10, 4)
+    assert functional(tsps_layer).count_params() == functional(keras_layer).count_params()
+    assert tsps_layer.count_params() == keras_layer.count_params()
 
 
 def test_sequential_gets_its_ids_unchanged():
-    big = 2**24 + 1  # as a float32 it would be 2**24
+    big = 2**24 + 1  # a float32 would be 2**24
     layer = tsps.Embedding(None, 2, input_length=1)
     model = keras.Sequential([layer, keras.layers.Flatten()])
     layer.build((None, 1))
@@ -224,18 +228,18 @@ def test_sequential_gets_its_ids_unchanged():
 
 
 def test_called_twice_and_untrainable(pair):
-    ours, theirs = pair(10, 4)
+    tsps_layer, keras_layer = pair(10, 4)
     ids = tf.constant(IDS)
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(ours(ids)) + tf.reduce_sum(ours(ids[:1]) * 2)
-    slices = tape.gradient(loss, ours.trainable_weights)[0]
+        loss = tf.reduce_sum(tsps_layer(ids)) + tf.reduce_sum(tsps_layer(ids[:1]) * 2)
+    slices = tape.gradient(loss, tsps_layer.trainable_weights)[0]
     dense = np.zeros((10, 4))
     np.add.at(dense, slices.indices.numpy(), slices.values.numpy())
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(theirs(ids)) + tf.reduce_sum(theirs(ids[:1]) * 2)
-    want = tf.convert_to_tensor(tape.gradient(loss, theirs.trainable_weights)[0])
-    np.testing.assert_array_equal(dense, want)
-    for layer in (ours, theirs):
+        loss = tf.reduce_sum(keras_layer(ids)) + tf.reduce_sum(keras_layer(ids[:1]) * 2)
+    expected = tf.convert_to_tensor(tape.gradient(loss, keras_layer.trainable_weights)[0])
+    np.testing.assert_array_equal(dense, expected)
+    for layer in (tsps_layer, keras_layer):
         layer.trainable = False
         assert layer.trainable_weights == []
         assert len(layer.weights) == 1

@@ -1,4 +1,4 @@
-"""SavedModels: each table once, as an asset without slots, served by a process that knows the op library alone."""
+"""A SavedModel contains each table once, as an asset without slots. The op library alone is enough to serve it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from layer_support import FOLDER, IDS, TARGETS, compiled, keras, run_child
 import tf_sparse_ps as tsps
 from tf_sparse_ps.layers import rows
 
-UNSEEN = np.array([[4, 5, 6], [7, 8, 9]], np.int64)  # bounded: below 10
+UNSEEN = np.array([[4, 5, 6], [7, 8, 9]], np.int64)  # below 10, the limit of the bounded layer
 LIBRARY = os.fspath(Path(tsps.__file__).with_name("_ops_lib.so"))
 BOTH = pytest.mark.parametrize("how", ["export", "saved_model"])
 
@@ -36,7 +36,7 @@ def write(model: keras.Model, folder: Path, how: str) -> None:
 
 
 def left_of(folder: Path) -> list[str]:
-    """What is in a folder that was for temporary files, too, but for those of AutoGraph."""
+    """Returns the names in a folder that also served for temporary files, without AutoGraph's files."""
     return [path.name for path in folder.iterdir() if not path.name.startswith("__autograph_generated_file")]
 
 
@@ -103,12 +103,12 @@ def test_a_saved_model_is_served_elsewhere(tmp_path, input_dim, how):
 
 @contextmanager
 def no_word_said() -> Iterator[None]:
-    """No warning of Python, TensorFlow or Keras."""
-    said: list[str] = []
+    """Asserts that Python, TensorFlow and Keras warn of nothing."""
+    messages: list[str] = []
 
     class Listen(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
     listen, loggers = Listen(logging.WARNING), [logging.getLogger(name) for name in ("tensorflow", "absl")]
     for logger in loggers:
@@ -120,7 +120,7 @@ def no_word_said() -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeHandler(listen)
-    assert not said, said
+    assert not messages, messages
 
 
 @BOTH
@@ -132,12 +132,12 @@ def test_a_saved_model_holds_each_table_once_and_no_slots(tmp_path, monkeypatch,
         "b": tsps.FeatureConfig(tsps.TableConfig("b", 32), combiner="sum"),
     }
     inputs = keras.Input((3,), dtype="int64")
-    found = tsps.EmbeddingCollection(features, name="both")({"a": inputs, "b": inputs})
-    joined = keras.layers.Concatenate()([keras.layers.Flatten()(found["a"]), found["b"]])
+    vectors = tsps.EmbeddingCollection(features, name="both")({"a": inputs, "b": inputs})
+    joined = keras.layers.Concatenate()([keras.layers.Flatten()(vectors["a"]), vectors["b"]])
     model = keras.Model(inputs, keras.layers.Dense(1)(joined))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
     model.fit(ids, np.ones((len(ids), 1)), batch_size=10_000, verbose=0)
-    # Larger than a checkpoint can hold: its limit is not a SavedModel's.
+    # The tables exceed the limit of a checkpoint, which does not apply to a SavedModel.
     monkeypatch.setattr(rows, "_MAX_CHECKPOINT_BYTES", 1000)
     folder = tmp_path / "model"
     with no_word_said():
@@ -156,12 +156,12 @@ def test_a_save_that_fails_leaves_nothing_and_can_be_repeated(tmp_path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
     model = trained(None)
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "assets").touch()  # a file where TensorFlow makes a folder
+    (tmp_path / "model" / "assets").touch()  # a file in the place of TensorFlow's folder
     with pytest.raises(tf.errors.OpError) as failure:
         write(model, tmp_path / "model", "saved_model")
     assert left_of(tmp_path) == ["model"]
     (tmp_path / "model" / "assets").unlink()
-    write(model, tmp_path / "model", "saved_model")  # while the first one's exception is still held
+    write(model, tmp_path / "model", "saved_model")  # the error of the first save is still referenced
     assert len(glob.glob(os.fspath(tmp_path / "model/assets/*"))) == 1
     assert left_of(tmp_path) == ["model"]
     del failure

@@ -1,4 +1,4 @@
-"""A process that has imported Keras and tf_sparse_ps, and nothing else of it, loads what another one saved."""
+"""A process that has imported only Keras and tf_sparse_ps loads models that another process saved."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tf_sparse_ps._compat import _keras
 
 
 def every_layer() -> keras.Model:
-    """All kinds of layers, compiled with everything that the optimizer's configuration can hold."""
+    """Returns a compiled model with all kinds of layers, and an optimizer with a complete configuration."""
     table = tsps.TableConfig("b", 3, key_limit=10, optimizer=tsps.optimizers.SGD())
     features = {"x": tsps.FeatureConfig(tsps.TableConfig("a", 4)), "y": tsps.FeatureConfig(table, combiner="sqrtn")}
     ids = keras.Input((3,), dtype="int64")
-    found = tsps.EmbeddingCollection(features)({"x": ids, "y": ids})
+    vectors = tsps.EmbeddingCollection(features)({"x": ids, "y": ids})
     bags = tsps.EmbeddingReduce(None, 4, combiner="sum")(ids)
-    flat = [keras.layers.Flatten()(one) for one in (found["x"], tsps.Embedding(10, 4)(ids))]
-    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()([bags, found["y"], *flat])))
+    flat = [keras.layers.Flatten()(tensor) for tensor in (vectors["x"], tsps.Embedding(10, 4)(ids))]
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()([bags, vectors["y"], *flat])))
     decay = keras.optimizers.schedules.ExponentialDecay
     optimizer = tsps.DistributedOptimizer(
         keras.optimizers.Adam(decay(0.1, 10, 0.5)),
@@ -54,7 +54,7 @@ np.testing.assert_allclose(model.predict(ids, verbose=0), np.load({trained!r}), 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A model's file, its predictions, and those after one more step."""
+    """The path of a model, its predictions, and its predictions after one more step."""
     folder = tmp_path_factory.mktemp("saved")
     paths = {name: os.fspath(folder / f"{name}.npy") for name in ("ids", "targets", "want", "trained")}
     paths["path"] = os.fspath(folder / "model.keras")
@@ -69,13 +69,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run_fresh(code: str) -> None:
-    """Runs Python code in a process that has imported nothing; it must succeed."""
+    """Runs Python code in a process that has imported nothing. The process must succeed."""
     env = {**os.environ, "PYTHONPATH": str(PACKAGE_PARENT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd="/", timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-# What `tf.keras` is, by its own name.
+# The package that `tf.keras` refers to, by its own name.
 KERAS = "tf_keras" if _keras.keras.__name__.startswith("tf_keras") else "keras"
 
 
@@ -104,7 +104,7 @@ WITHOUT_OPS = f"""
 import sys, warnings
 import tf_sparse_ps, tf_sparse_ps.table
 assert not [m for m in sys.modules if m.split(".")[0] in ("tensorflow", "keras", "tf_keras")]
-sys.modules["tf_sparse_ps._ops"] = None  # as where the library does not go with this TensorFlow
+sys.modules["tf_sparse_ps._ops"] = None  # as if the op library did not fit this TensorFlow
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import {KERAS}

@@ -1,4 +1,4 @@
-"""Jobs: where their groups lie, who may have them, and what is left of dead ones. Each in a process of its own."""
+"""Jobs: the paths of their groups, who may use them, and the leftovers of dead jobs. Each runs in its own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from layer_support import PACKAGE_PARENT, run_child
 from tf_sparse_ps import errors
 from tf_sparse_ps.node import job_folder
 
-# A job of ranks that only need to agree on who they are.
+# A job whose ranks only need to know each other.
 RANK = """
 import dataclasses, json, os, sys, time
 import numpy as np
@@ -36,7 +36,7 @@ class Ranks(LocalCollectives):
             with open(path + ".tmp", "w") as file:
                 json.dump(obj, file)
             os.rename(path + ".tmp", path)
-        deadline = time.monotonic() + 150  # a test that fails leaves nobody behind
+        deadline = time.monotonic() + 150  # the ranks end even if the test fails
         while not os.path.exists(path):
             assert time.monotonic() < deadline
             time.sleep(0.002)
@@ -80,10 +80,10 @@ def test_leftovers_of_a_killed_job_are_removed_and_a_running_one_is_left_alone(r
     assert sorted(map(os.path.basename, paths)) == groups(root)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    with open(f"{paths[0]}/group", "r+b") as file:  # the running one is of another version
+    with open(f"{paths[0]}/group", "r+b") as file:  # the running job has another version
         file.seek(8)
         file.write(b"\x63")
-    (root / ("ab" * 16 + "-n0")).mkdir()  # of a job that was killed while it made its group
+    (root / ("ab" * 16 + "-n0")).mkdir()  # a job was killed while it made its group
     (root / "mine").mkdir()
     run_child(ONE, TFSPS_DIR=os.fspath(root))
     assert groups(root) == sorted([os.path.basename(paths[0]), "mine"])
@@ -118,7 +118,7 @@ def test_first_rows_that_a_killed_run_did_not_write_are_written_by_the_next_one(
     assert killed.returncode == -9, killed.stderr
     ones, threes = ([value] * 10 for value in (1.0, 3.0))
     assert json.loads(run_child(program.replace("PATCH", ""), **environment)) == ones
-    # A run that finds all rows leaves them as they are.
+    # A run that finds all rows leaves them unchanged.
     assert json.loads(run_child(program.replace("PATCH", ""), **environment)) == threes
 
 
@@ -165,7 +165,7 @@ def test_a_named_job_without_a_checkpoint_keeps_rows_and_starts_slots_anew(root)
     second = run_forked(TRAINING.replace("for _ in range(3)", "for _ in range(1)"), **environment)
     step, trained, renewed = json.loads(second.stdout)
     assert step == 4
-    # Adam's first step moves each element by the learning rate, whatever the gradient is; old moments would add to it.
+    # Adam's first step moves each element by the learning rate, whatever the gradient is. Old moments would add to it.
     assert max(abs(new - old) for new, old in zip(trained[0], rows[0], strict=True)) == pytest.approx(0.01, rel=1e-3)
     assert abs(renewed[1][0][0]) < abs(slots[1][0][0])
     (notice,) = [line for line in second.stderr.splitlines() if line.startswith("tf_sparse_ps: job 'ctr'")]
@@ -219,7 +219,7 @@ def test_ranks_wait_until_the_leader_has_written(root, tmp_path):
         "binding = me.create_table(TableConfig('user', 4, key_limit=100000), values=values)\n"
     )
     more = "binding.assign(np.array([5]), np.ones((1, 4), np.float32))\n"
-    # Of the first values only what the leader's next write leaves: it does not wait for readers.
+    # The leader's next write may already have replaced other values: it does not wait for readers.
     first = "print(binding.path, binding.config_hash, binding.reader().lookup([99999]).tolist())\n"
     second = "print(binding.reader().lookup([5]).tolist())\n"
     wait = "import pathlib\npathlib.Path(os.environ['TEST_BROADCAST'] + str(me.rank)).touch()\n"
@@ -252,7 +252,7 @@ def test_a_dead_leader_is_named(root, tmp_path):
     assert leader[1].strip() in follower[2]
 
 
-# Ranks tell each other how far they are: by files beside the broadcast.
+# Ranks signal their progress by files next to the broadcast file.
 SAY = """
 import gc
 def say(what):
@@ -372,5 +372,5 @@ def test_seeds_differ_between_jobs_and_tables_and_are_kept_by_name(root):
     named = [run_child(code, TFSPS_DIR=os.fspath(root), TFSPS_JOB="a") for _ in range(2)]
     assert first != second
     assert named[0] == named[1]
-    one, other = json.loads(first)
-    assert one != other
+    row, other_row = json.loads(first)
+    assert row != other_row

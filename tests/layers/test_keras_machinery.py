@@ -1,4 +1,4 @@
-"""What Keras does with models by itself: it exports, clones, counts on types, and configures callbacks."""
+"""Models are exported and cloned by Keras, which also checks types and configures callbacks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ IDS = np.arange(6).reshape(2, 3)
 
 
 class Subclassed(keras.Model):
-    """Ids alone, or ids beside floats."""
+    """A model of ids alone, or of ids and floats."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.out = tsps.Embedding(50, 4), keras.layers.Dense(1)
 
     def call(self, inputs: Any) -> Any:
-        """To float32[batch, 1]."""
+        """Returns float32[batch, 1]."""
         if not isinstance(inputs, dict):
             return self.out(tf.reduce_sum(self.embedding(inputs), 1))
         return self.out(tf.concat([tf.reduce_sum(self.embedding(inputs["ids"]), 1), inputs["floats"]], 1))
@@ -49,12 +49,14 @@ def test_a_subclassed_model_is_exported_with_the_types_that_it_was_called_with(
     loaded = tf.saved_model.load(path)
     tensors = tf.nest.map_structure(tf.constant, inputs)
     if how == "export":
-        found = loaded.serve(tensors)
+        result = loaded.serve(tensors)
     else:
         serve = loaded.signatures["serving_default"]
         by_type = {tensor.dtype: tensor for tensor in tf.nest.flatten(tensors)}
-        (found,) = serve(**{name: by_type[s.dtype] for name, s in serve.structured_input_signature[1].items()}).values()
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+        (result,) = serve(
+            **{name: by_type[s.dtype] for name, s in serve.structured_input_signature[1].items()}
+        ).values()
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 @keras3_only
@@ -80,7 +82,7 @@ def test_a_compiled_model_of_keras_is_cloned_with_our_layers() -> None:
     clone = keras.models.clone_model(model, clone_function=ours)
     clone.set_weights(model.get_weights())
     np.testing.assert_allclose(clone.predict(IDS, verbose=0), model.predict(IDS, verbose=0), rtol=1e-5)
-    if clone.optimizer is None:  # Keras 2 clones no optimizer
+    if clone.optimizer is None:  # Keras 2 does not clone the optimizer
         clone.compile(keras.optimizers.SGD(0.1), "mse")
     with pytest.raises(ValueError, match=r"tsps\.DistributedOptimizer"):
         clone.fit(IDS, np.ones((2, 1)), verbose=0)
@@ -93,22 +95,22 @@ def test_a_collection_whose_table_has_a_schedule_is_cloned(tmp_path: Path) -> No
     table = tsps.TableConfig("items", 4, optimizer=tsps.optimizers.Adagrad(learning_rate=rate))
     names = ("clicked", "bought")
     inputs = {name: keras.Input([2], dtype="int64", name=name) for name in names}
-    found = tsps.EmbeddingCollection({name: tsps.FeatureConfig(table) for name in names})(inputs)
-    model = keras.Model(inputs, keras.layers.Flatten()(found["clicked"] + found["bought"]))
+    vectors = tsps.EmbeddingCollection({name: tsps.FeatureConfig(table) for name in names})(inputs)
+    model = keras.Model(inputs, keras.layers.Flatten()(vectors["clicked"] + vectors["bought"]))
     clone = keras.models.clone_model(model)
     model.save(tmp_path / "model.keras")
-    for one in (clone, keras.models.load_model(tmp_path / "model.keras")):
-        (layer,) = [layer for layer in one.layers if isinstance(layer, tsps.EmbeddingCollection)]
+    for copied_model in (clone, keras.models.load_model(tmp_path / "model.keras")):
+        (layer,) = [layer for layer in copied_model.layers if isinstance(layer, tsps.EmbeddingCollection)]
         assert len(layer.bindings) == 1
-    other = tsps.TableConfig("items", 4, optimizer=tsps.optimizers.Adagrad(learning_rate=0.2))
+    other_table = tsps.TableConfig("items", 4, optimizer=tsps.optimizers.Adagrad(learning_rate=0.2))
     with pytest.raises(ValueError, match="different configurations"):
-        tsps.EmbeddingCollection({"a": tsps.FeatureConfig(table), "b": tsps.FeatureConfig(other)})
+        tsps.EmbeddingCollection({"a": tsps.FeatureConfig(table), "b": tsps.FeatureConfig(other_table)})
 
 
 @keras3_only
 def test_a_layer_tells_the_type_of_its_inputs_beside_calls_of_other_threads() -> None:
     class Slow(tsps.Embedding):
-        """Its call waits."""
+        """A layer whose call waits."""
 
         inside, leave = threading.Event(), threading.Event()
 
@@ -122,11 +124,11 @@ def test_a_layer_tells_the_type_of_its_inputs_beside_calls_of_other_threads() ->
     thread = threading.Thread(target=layer, args=(IDS,))
     thread.start()
     assert layer.inside.wait(60)
-    # Another thread makes a Sequential of it: its input must be of integers.
-    told = layer.compute_dtype
+    # While that call runs, another thread builds a Sequential around the layer; its input must be of integers.
+    dtype_seen = layer.compute_dtype
     layer.leave.set()
     thread.join()
-    assert told == "int64"
+    assert dtype_seen == "int64"
 
 
 def test_conversion_for_tensorflow_lite_is_refused_with_the_remedy() -> None:
@@ -150,11 +152,11 @@ def test_histograms_show_rows_of_unbounded_tables(tmp_path: Path) -> None:
     model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     board = keras.callbacks.TensorBoard(os.fspath(tmp_path), histogram_freq=1)
     model.fit(IDS, np.ones((2, 3, 4)), callbacks=[board], verbose=0)
-    found = {}
+    histograms = {}
     for file in tmp_path.rglob("events.out.tfevents.*"):
         for event in tf.compat.v1.train.summary_iterator(os.fspath(file)):
             for value in event.summary.value:
                 if "embeddings" in value.tag:
-                    found[value.tag] = tf.make_ndarray(value.tensor)
-    (histogram,) = found.values()
+                    histograms[value.tag] = tf.make_ndarray(value.tensor)
+    (histogram,) = histograms.values()
     assert histogram[:, 2].sum() == 6 * 4

@@ -37,8 +37,8 @@ def test_elements_are_those_of_the_dataset(disk: tsps.Tiered) -> None:
     ahead = tsps.lookahead(plain, model, batches=4)
     assert ahead.element_spec == plain.element_spec
     assert ahead.cardinality() == plain.cardinality()
-    for ours, theirs in zip(ahead, plain, strict=True):
-        for x, y in zip(ours, theirs, strict=True):
+    for element, expected in zip(ahead, plain, strict=True):
+        for x, y in zip(element, expected, strict=True):
             np.testing.assert_array_equal(x, y)
     endless = tsps.lookahead(plain.repeat(), model, batches=4)
     assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
@@ -60,9 +60,9 @@ def test_training_is_that_in_memory_bit_for_bit(disk: tsps.Tiered, batches: Any,
 
 def test_rows_are_read_ahead(disk: tsps.Tiered) -> None:
     model = built(disk)
-    model.fit(dataset(), verbose=0)  # rows that there is no room for go to the disk
+    model.fit(dataset(), verbose=0)  # rows that do not fit into memory go to disk
     before = _ops.disk_counters()
-    # Batches that nobody hurries for: what was read ahead is there when they come.
+    # The batches leave enough time for the rows to be read ahead.
     for ids, labels in tsps.lookahead(dataset(), model, batches=1):
         time.sleep(0.05)
         model.train_on_batch(ids, labels)
@@ -70,17 +70,17 @@ def test_rows_are_read_ahead(disk: tsps.Tiered) -> None:
     late, hits = int(after.late - before.late), int(after.cached - before.cached)
     assert int(after.passes - before.passes) == BATCHES
     assert int(after.failed) == 0
-    # Hits are two for a row, in the forward pass and in the update. Some rows that were in memory when the pass was
-    # read leave before they are needed.
+    # Each row counts two hits, one in the forward pass and one in the update. Some rows that were in memory when the
+    # pass was read are evicted before they are needed.
     assert hits > 3 * late, (hits, late)
-    found = model.optimizer.statistics()
-    assert found["rows_read_before"] >= hits
-    assert found["disk_bytes"] > 0
-    assert found["disk_waited_s"] > 0
+    statistics = model.optimizer.statistics()
+    assert statistics["rows_read_before"] >= hits
+    assert statistics["disk_bytes"] > 0
+    assert statistics["disk_waited_s"] > 0
 
 
 class Leave(keras.callbacks.Callback):
-    """Ends `fit` after a batch; each takes as long as it happens to."""
+    """Ends `fit` after a batch. Each batch takes a random time."""
 
     def __init__(self, after: int, random: np.random.Generator) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Leave(keras.callbacks.Callback):
 
 
 def slow(data: tf.data.Dataset, random: np.random.Generator) -> tf.data.Dataset:
-    """The same elements; some of them take long."""
+    """Returns a dataset of the same elements, some of which take long."""
 
     def wait(ids: tf.Tensor) -> tf.Tensor:
         time.sleep(random.choice([0, 0.001, 0.02], p=[0.5, 0.4, 0.1]))
@@ -112,11 +112,11 @@ def test_early_breaks_leave_nothing_behind(disk: tsps.Tiered, breaks: int) -> No
     datasets = [tsps.lookahead(slow(data, random), tiered, batches=n) for n in (1, 4, 9, "auto")]
     for number in range(breaks):
         stop = int(random.integers(0, 6))
-        for model, one in ((memory, data), (tiered, datasets[number % 4])):
+        for model, source in ((memory, data), (tiered, datasets[number % 4])):
             if number % 3 == 0:
-                model.fit(one, verbose=0, callbacks=[Leave(stop, random)])
+                model.fit(source, verbose=0, callbacks=[Leave(stop, random)])
                 continue
-            for index, (ids, labels) in enumerate(one):
+            for index, (ids, labels) in enumerate(source):
                 if index == stop:
                     break
                 model.train_on_batch(ids, labels)
@@ -125,7 +125,7 @@ def test_early_breaks_leave_nothing_behind(disk: tsps.Tiered, breaks: int) -> No
             assert memory.optimizer.iterations.numpy() == tiered.optimizer.iterations.numpy()
             assert_equal(memory, tiered)
     assert int(_ops.disk_counters().failed) == 0
-    iterators = [iter(datasets[1]), iter(datasets[1])]  # two at once
+    iterators = [iter(datasets[1]), iter(datasets[1])]  # two iterators at once
     plain = [iter(data), iter(data)]
     for index in (0, 1, 1, 0, 1, 0, 0):
         tiered.train_on_batch(*next(iterators[index]))

@@ -1,4 +1,4 @@
-"""What users give to `tsps.lookahead`: datasets of every kind, elements for other models, keys that it is not told."""
+"""Inputs of `tsps.lookahead`: datasets of all kinds, elements for other models, and keys that were not announced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def disk(tmp_path: Path) -> tsps.Tiered:
 
 
 def fixed_length(tmp_path: Path) -> tf.data.Dataset:
-    """The elements of `dataset`, from records in a file: TensorFlow does not know how many there are."""
+    """Returns the elements of `dataset` as records of a file. TensorFlow does not know how many there are."""
     width = 3 * 8 + 4
     with open(tmp_path / "records", "wb") as file:
         for ids, labels in dataset().unbatch():
@@ -86,10 +86,12 @@ def test_cached_after_it_the_numbers_are_the_same(disk: tsps.Tiered, tmp_path: P
     memory.fit(dataset(), epochs=3, verbose=0)
     before = int(_ops.disk_counters().batches)
     ahead = tsps.lookahead(dataset(), tiered, batches=4).cache(str(tmp_path / "cache") if store == "file" else "")
-    assert sum(1 for _ in ahead) == BATCHES  # to its end, which `fit` may not ask for: then nothing would be cached
+    assert (
+        sum(1 for _ in ahead) == BATCHES
+    )  # reads it to the end, so that the cache is complete; `fit` may stop earlier
     tiered.fit(ahead, epochs=3, verbose=0)
     assert_equal(memory, tiered)
-    # Later epochs come out of the cache: nothing is announced.
+    # Later epochs are read from the cache, so nothing is announced.
     assert int(_ops.disk_counters().batches) - before == BATCHES
 
 
@@ -111,7 +113,7 @@ def zeros(*shape: int, dtype: Any = np.int64) -> np.ndarray:
 def test_a_dataset_for_another_model(disk: tsps.Tiered, make: Any, inputs: Any, received: str, reason: str) -> None:
     model = built(disk, make)
     data = tf.data.Dataset.from_tensor_slices((inputs, zeros(8))).batch(4)
-    # Before anything is trained: where the dataset is made.
+    # The error is raised when the dataset is made, before training.
     with pytest.raises(
         ValueError, match=rf"(?s)model '{model.name}' cannot be run .*{reason}.*Received: inputs .*{received}"
     ):
@@ -137,7 +139,7 @@ def test_keys_that_were_not_announced_are_read_late(disk: tsps.Tiered) -> None:
     memory.fit(dataset(seed=1), epochs=2, verbose=0)
     assert_equal(memory, tiered)
     after = tiered.optimizer.statistics()
-    # Two of the three columns were not announced; more than half of the rows are on disk.
+    # Two of the three columns were not announced, and more than half of the rows are on disk.
     late = after["rows_read_late"] - before["rows_read_late"]
     assert late > BATCHES * BATCH, late
     assert after["rows_read"] - before["rows_read"] >= late
@@ -179,5 +181,5 @@ def test_a_disk_without_room_is_refused_where_the_layer_is_built(tmp_path: Path)
     layer = tsps.Embedding(2**28, 65536, storage=tsps.Tiered(tmp_path / "disk", "8GiB"))
     with pytest.raises(tsps.errors.NoSpaceError, match=rf"{2**28} rows of .*{tmp_path}/disk/.* has \d+ bytes free"):
         layer.build((None, 3))
-    # A layer that fits can be made after it.
+    # A layer that fits can still be made.
     assert tsps.Embedding(ROWS, 4, storage=tsps.Tiered(tmp_path / "disk", MEMORY))(zeros(2)).shape == (2, 4)

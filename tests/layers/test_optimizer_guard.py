@@ -1,4 +1,4 @@
-"""Any optimizer but tsps.DistributedOptimizer refuses a table by name; none trains nothing in silence."""
+"""Every optimizer except tsps.DistributedOptimizer refuses a table by name. None silently skips it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MATCH = "tsps.DistributedOptimizer"
 
 
 def optimizers():
-    made = [
+    instances = [
         keras.optimizers.SGD(0.1),
         keras.optimizers.SGD(0.1, momentum=0.9),
         keras.optimizers.Adam(0.1),
@@ -26,14 +26,18 @@ def optimizers():
         keras.optimizers.Adadelta(0.1, clipvalue=0.1),
     ]
     if hasattr(keras.optimizers, "Lion"):
-        made.append(keras.optimizers.Lion(0.1))
+        instances.append(keras.optimizers.Lion(0.1))
     if _keras.IS_KERAS_3:
-        made.append(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
-        made.append(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)))
+        instances.append(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+        instances.append(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)))
     else:
-        made.append(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.1)))
-        made += [keras.optimizers.legacy.SGD(0.1), keras.optimizers.legacy.Adam(0.1), keras.optimizers.legacy.Ftrl(0.1)]
-    return made
+        instances.append(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.1)))
+        instances += [
+            keras.optimizers.legacy.SGD(0.1),
+            keras.optimizers.legacy.Adam(0.1),
+            keras.optimizers.legacy.Ftrl(0.1),
+        ]
+    return instances
 
 
 @pytest.mark.parametrize("number", range(len(optimizers())), ids=lambda n: f"{type(optimizers()[n]).__name__}-{n}")

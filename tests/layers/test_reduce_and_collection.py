@@ -1,4 +1,4 @@
-"""EmbeddingReduce and EmbeddingCollection against TensorFlow's own lookups."""
+"""EmbeddingReduce and EmbeddingCollection give the results of TensorFlow's lookups."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def reduce(request):
 
 
 def expected(layer, ids: tf.RaggedTensor, weights: tf.RaggedTensor | None) -> tf.Tensor:
-    found = tf.nn.embedding_lookup_sparse(
+    vectors = tf.nn.embedding_lookup_sparse(
         tf.convert_to_tensor(layer.embeddings),
         ids.to_sparse(),
         None if weights is None else weights.to_sparse(),
         combiner=layer.combiner,
     )
-    found = tf.where(tf.math.is_nan(found), tf.zeros_like(found), found)  # 0 / 0, which is 0 for us
-    return tf.pad(found, [[0, ids.nrows() - tf.shape(found, tf.int64)[0]], [0, 0]])
+    vectors = tf.where(tf.math.is_nan(vectors), tf.zeros_like(vectors), vectors)  # 0 / 0 counts as 0 here
+    return tf.pad(vectors, [[0, ids.nrows() - tf.shape(vectors, tf.int64)[0]], [0, 0]])
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -47,27 +47,27 @@ def test_ragged_and_sparse(reduce, weighted):
 def test_dense(reduce, weighted):
     ids = tf.constant(IDS)
     weights = tf.constant([[1.0, 2.0, 0.5], [0.0, 1.0, 3.0]]) if weighted else None
-    want = expected(
+    expected_vectors = expected(
         reduce, tf.RaggedTensor.from_tensor(ids), None if weights is None else tf.RaggedTensor.from_tensor(weights)
     )
-    np.testing.assert_allclose(reduce(ids, weights=weights), want, rtol=1e-5)
+    np.testing.assert_allclose(reduce(ids, weights=weights), expected_vectors, rtol=1e-5)
     three = None if weights is None else tf.stack([weights, weights], 1)
-    got = reduce(tf.stack([ids, ids], 1), weights=three)
-    np.testing.assert_allclose(got, tf.stack([want, want], 1), rtol=1e-5)
+    actual = reduce(tf.stack([ids, ids], 1), weights=three)
+    np.testing.assert_allclose(actual, tf.stack([expected_vectors, expected_vectors], 1), rtol=1e-5)
 
 
 def test_ragged_in_two_dimensions(reduce):
     ids = tf.ragged.constant([[[1, 2], [3]], [], [[4, 4]]], dtype=tf.int64)
-    got = reduce(ids)
-    assert [len(row) for row in got.to_list()] == [2, 0, 1]
-    np.testing.assert_allclose(got.flat_values, expected(reduce, ids.values, None), rtol=1e-5)
+    actual = reduce(ids)
+    assert [len(row) for row in actual.to_list()] == [2, 0, 1]
+    np.testing.assert_allclose(actual.flat_values, expected(reduce, ids.values, None), rtol=1e-5)
 
 
 def test_one_dimension_is_not_reduced(reduce):
     ids, weights = tf.constant([1, 2]), tf.constant([2.0, 3.0])
     rows = tf.gather(tf.convert_to_tensor(reduce.embeddings), ids)
     np.testing.assert_array_equal(reduce(ids), rows)
-    scale = weights[:, tf.newaxis] if reduce.combiner == "sum" else 1.0  # as keras_rs.layers.EmbedReduce
+    scale = weights[:, tf.newaxis] if reduce.combiner == "sum" else 1.0  # as in keras_rs.layers.EmbedReduce
     np.testing.assert_allclose(reduce(ids, weights=weights), rows * scale, rtol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Lookups in parts (unique keys, then rows of them) give the bits of the one op, and plain tables use that op."""
+"""Lookups in parts (unique keys, then rows) give the bits of the lookup op. Plain tables use the lookup op."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = tf.constant([[0.5, 1.5, -2.0], [1.0, 0.25, 3.0], [1.0, 2.0, -0.5], [0.
 
 
 class ByKeys(RowSource):
-    """Rows of a shared table, read by their unique keys."""
+    """Reads the rows of a shared table by their unique keys."""
 
     @classmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -34,7 +34,7 @@ class ByKeys(RowSource):
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, tables: tuple[int, ...] | None = None) -> None:
-    """From now on tables (all, or those of these positions in their layer) are read in parts."""
+    """Makes layers read tables in parts: all tables, or those at these positions in their layer."""
 
     def source(layer: Any, index: int) -> RowSource:
         cls = ByKeys if tables is None or index in tables else SharedTable
@@ -74,21 +74,24 @@ def collection() -> Any:
 
 
 def many(layer: Any, w: tf.Tensor) -> list[tf.Tensor]:
-    found = layer({"a": IDS, "b": RAGGED, "c": IDS, "d": RAGGED, "e": IDS[0], "f": IDS[:2]}, {"c": w})
-    return [found[name] if name != "b" else found[name].flat_values for name in sorted(found)]
+    vectors = layer({"a": IDS, "b": RAGGED, "c": IDS, "d": RAGGED, "e": IDS[0], "f": IDS[:2]}, {"c": w})
+    return [vectors[name] if name != "b" else vectors[name].flat_values for name in sorted(vectors)]
 
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any, tf.Tensor], list[tf.Tensor]]]] = {
     "embedding": (embedding, lambda layer, w: [layer(IDS) * tf.expand_dims(w, -1)]),
     "ragged": (embedding, lambda layer, w: [layer(RAGGED).flat_values, layer(IDS) * tf.expand_dims(w, -1)]),
     "narrow": (narrow, lambda layer, w: [layer(IDS) * tf.expand_dims(w, -1)]),
-    **{one: (lambda one=one: reduce(one), lambda layer, w: [layer(IDS, w), layer(RAGGED)]) for one in COMBINERS},
+    **{
+        combiner: (lambda combiner=combiner: reduce(combiner), lambda layer, w: [layer(IDS, w), layer(RAGGED)])
+        for combiner in COMBINERS
+    },
     "collection": (collection, many),
 }
 
 
 def answers(case: str, mode: Callable[[Callable], Callable]) -> list[np.ndarray]:
-    """Outputs, gradients of the tables (keys and rows) and of the weights."""
+    """Returns outputs, gradients of the tables (keys and rows), and gradients of the weights."""
     make, call = CASES[case]
     layer = make()
     call(layer, WEIGHTS)
@@ -96,16 +99,21 @@ def answers(case: str, mode: Callable[[Callable], Callable]) -> list[np.ndarray]
         dim = binding.config.dim
         binding.assign(np.arange(9), np.random.default_rng(dim).normal(size=(9, dim)).astype(np.float32))
 
-    def both(w: tf.Tensor) -> Any:
+    def outputs_and_gradients(w: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(w)
             outputs = call(layer, w)
-            loss = tf.add_n([tf.reduce_sum(tf.sin(one) * tf.cast(i + 2, tf.float32)) for i, one in enumerate(outputs)])
+            loss = tf.add_n(
+                [tf.reduce_sum(tf.sin(output) * tf.cast(i + 2, tf.float32)) for i, output in enumerate(outputs)]
+            )
         grads = tape.gradient(loss, [*layer.trainable_variables, w])
-        parts = [[one.indices, one.values] if isinstance(one, tf.IndexedSlices) else [one] for one in grads]
+        parts = [
+            [gradient.indices, gradient.values] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+            for gradient in grads
+        ]
         return outputs, parts
 
-    return [one.numpy() for one in tf.nest.flatten(mode(both)(WEIGHTS))]
+    return [tensor.numpy() for tensor in tf.nest.flatten(mode(outputs_and_gradients)(WEIGHTS))]
 
 
 MODES = pytest.mark.parametrize("mode", [lambda body: body, tf.function], ids=["eager", "function"])
@@ -114,47 +122,47 @@ MODES = pytest.mark.parametrize("mode", [lambda body: body, tf.function], ids=["
 @MODES
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_parts_give_the_bits_of_the_one_op(case, mode, monkeypatch):
-    want = answers(case, mode)
+    expected = answers(case, mode)
     in_parts(monkeypatch)
-    found = answers(case, mode)
-    assert len(found) == len(want) > 2
-    for one, other in zip(found, want, strict=True):
-        np.testing.assert_array_equal(one, other)
+    actual = answers(case, mode)
+    assert len(actual) == len(expected) > 2
+    for array, expected_array in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
 
 
 @MODES
 def test_tables_of_one_layer_may_have_different_sources(mode, monkeypatch):
-    want = answers("collection", mode)
+    expected = answers("collection", mode)
     in_parts(monkeypatch, tables=(0, 2))
-    for one, other in zip(answers("collection", mode), want, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, expected_array in zip(answers("collection", mode), expected, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
 
 
 def fitted() -> list[np.ndarray]:
-    """Losses, rows and slots after training."""
+    """Trains a model, and returns losses, rows and slots."""
     keras.utils.set_random_seed(5)
     inputs = {"x": keras.Input((3,), dtype="int64", name="x"), "w": keras.Input((3,), name="w")}
     layer, bag, many = embedding(), reduce("mean"), collection()
     fields = many(dict.fromkeys("abcdef", inputs["x"]))
-    flat = [keras.layers.Flatten()(one) for one in (layer(inputs["x"]), bag(inputs["x"], inputs["w"]))]
+    flat = [keras.layers.Flatten()(tensor) for tensor in (layer(inputs["x"]), bag(inputs["x"], inputs["w"]))]
     flat += [keras.layers.Flatten()(fields[name]) for name in sorted(fields)]
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(flat)))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.3)), "mse")
     rng = np.random.default_rng(2)
     x = {"x": rng.integers(0, 40, (48, 3)), "w": rng.normal(size=(48, 3)).astype(np.float32)}
     history = model.fit(x, rng.normal(size=48).astype(np.float32), batch_size=16, epochs=2, shuffle=False, verbose=0)
-    found = [np.array(history.history["loss"])]
+    results = [np.array(history.history["loss"])]
     for binding in (*layer.bindings, *bag.bindings, *many.bindings):
         keys = np.sort(binding.reader().keys())
-        found += [keys, binding.reader().lookup(keys)]
-    return found
+        results += [keys, binding.reader().lookup(keys)]
+    return results
 
 
 def test_fit_gives_the_same_bits(monkeypatch):
-    want = fitted()
+    expected = fitted()
     in_parts(monkeypatch)
-    for one, other in zip(fitted(), want, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, expected_array in zip(fitted(), expected, strict=True):
+        np.testing.assert_array_equal(array, expected_array)
 
 
 def op_types(function: Any) -> Counter:
@@ -189,11 +197,11 @@ def test_the_keys_of_a_gradient_are_known_to_be_unique(case, parts, monkeypatch)
     def gradient() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(IDS))
-        one = tape.gradient(loss, layer.trainable_variables[0])
-        types = {op.type for op in one.indices.graph.get_operations()}
+        slices = tape.gradient(loss, layer.trainable_variables[0])
+        types = {op.type for op in slices.indices.graph.get_operations()}
         assert ("TspsUnique" in types) == parts
-        assert SparseGradient.of([one], layer.output_dim).unique
-        return one.values
+        assert SparseGradient.of([slices], layer.output_dim).unique
+        return slices.values
 
     gradient()
 
@@ -205,9 +213,9 @@ def test_keys_out_of_range_are_refused_in_parts_too(monkeypatch):
 
 
 def test_a_saved_model_with_the_lookup_op_alone_is_served(tmp_path):
-    """A graph whose only op of this library is TspsLookup, with the inputs and attributes that it always had."""
+    """The graph's only op of this library is TspsLookup, with the inputs and attributes that it has always had."""
     layer = embedding()
-    want = layer(IDS).numpy()
+    expected = layer(IDS).numpy()
     module = tf.Module()
     module.anchor = anchor_value = tf.Variable(tf.zeros([0, 4]), trainable=False)
     module.tsps_asset = layer._bound.anchors[0]
@@ -217,8 +225,10 @@ def test_a_saved_model_with_the_lookup_op_alone_is_served(tmp_path):
     def serve(ids: tf.Tensor) -> tf.Tensor:
         return _ops.lib.tsps_lookup([ids], [path], [""], [anchor_value], table_of=[0]).rows[0]
 
-    own = {op.type for op in serve.get_concrete_function().graph.get_operations() if op.type.startswith("Tsps")}
-    assert own == {"TspsLookup"}
+    op_types_used = {
+        op.type for op in serve.get_concrete_function().graph.get_operations() if op.type.startswith("Tsps")
+    }
+    assert op_types_used == {"TspsLookup"}
     module.serve = serve
     tf.saved_model.save(module, str(tmp_path / "model"))
     code = (
@@ -227,4 +237,4 @@ def test_a_saved_model_with_the_lookup_op_alone_is_served(tmp_path):
         f"np.save({str(tmp_path / 'out.npy')!r}, model.serve(tf.constant({IDS.numpy().tolist()}, tf.int64)))"
     )
     run_child(code, TFSPS_DIR="")
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), want)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)

@@ -1,4 +1,4 @@
-"""Rows, and slots where there are any, survive every way in which Keras and TensorFlow save a model."""
+"""Rows and slots survive every way in which Keras and TensorFlow save a model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def slots(model: keras.Model) -> tuple[np.ndarray, ...]:
 
 
 def assert_same_table(a: keras.Model, b: keras.Model) -> None:
-    """Equal keys, rows and slots, in different tables."""
+    """Asserts equal keys, rows and slots in different tables."""
     assert a.get_layer("words").bindings[0].path != b.get_layer("words").bindings[0].path
     for x, y in zip(slots(a), slots(b), strict=True):
         np.testing.assert_array_equal(x, y)
 
 
-UNSEEN = np.array([[4, 5, 6], [7, 8, 9]], np.int64)  # bounded: below 10
+UNSEEN = np.array([[4, 5, 6], [7, 8, 9]], np.int64)  # below 10, the limit of the bounded layer
 
 
 @pytest.mark.parametrize("input_dim", [10, None], ids=["bounded", "unbounded"])
@@ -39,7 +39,7 @@ def test_keras_file_without_custom_objects(tmp_path, input_dim):
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     assert_same_table(model, again)
-    for ids in (IDS, UNSEEN):  # never-trained ids too: the initial values are the same
+    for ids in (IDS, UNSEEN):  # ids without training too: their initial values are equal
         np.testing.assert_array_equal(model.predict(ids, verbose=0), again.predict(ids, verbose=0))
 
 
@@ -113,14 +113,14 @@ def test_legacy_h5_carries_a_bounded_table_and_refuses_an_unbounded_one(tmp_path
 def test_early_stopping_restores_a_bounded_table():
     model = compiled(tsps.Embedding(10, 4, name="words"))
     stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True)
-    first = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, _: kept.append(model.get_layer("words").get_weights()[0])
+    recorder = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, _: matrices.append(model.get_layer("words").get_weights()[0])
     )
-    kept: list[np.ndarray] = []
-    model.fit(IDS, TARGETS, epochs=5, verbose=0, callbacks=[first, stop])
-    assert len(kept) == 3
-    assert np.abs(kept[0] - kept[-1]).max() > 0
-    np.testing.assert_array_equal(model.get_layer("words").get_weights()[0], kept[0])
+    matrices: list[np.ndarray] = []
+    model.fit(IDS, TARGETS, epochs=5, verbose=0, callbacks=[recorder, stop])
+    assert len(matrices) == 3
+    assert np.abs(matrices[0] - matrices[-1]).max() > 0
+    np.testing.assert_array_equal(model.get_layer("words").get_weights()[0], matrices[0])
 
 
 def test_model_checkpoint(tmp_path):
@@ -131,31 +131,31 @@ def test_model_checkpoint(tmp_path):
 
 
 def test_file_of_a_keras_embedding(tmp_path):
-    theirs = functional(keras.layers.Embedding(10, 4, name="words"))
-    theirs.save(tmp_path / "theirs.keras")
-    theirs.save_weights(tmp_path / "theirs.weights.h5")
-    ours = functional(tsps.Embedding(10, 4, name="words"))
-    ours.load_weights(tmp_path / "theirs.weights.h5")
-    np.testing.assert_allclose(ours.predict(UNSEEN, verbose=0), theirs.predict(UNSEEN, verbose=0), rtol=1e-6)
-    ours = functional(tsps.Embedding(10, 4, name="words"))
-    ours.load_weights(tmp_path / "theirs.keras")
-    np.testing.assert_allclose(ours.predict(UNSEEN, verbose=0), theirs.predict(UNSEEN, verbose=0), rtol=1e-6)
+    keras_model = functional(keras.layers.Embedding(10, 4, name="words"))
+    keras_model.save(tmp_path / "theirs.keras")
+    keras_model.save_weights(tmp_path / "theirs.weights.h5")
+    tsps_model = functional(tsps.Embedding(10, 4, name="words"))
+    tsps_model.load_weights(tmp_path / "theirs.weights.h5")
+    np.testing.assert_allclose(tsps_model.predict(UNSEEN, verbose=0), keras_model.predict(UNSEEN, verbose=0), rtol=1e-6)
+    tsps_model = functional(tsps.Embedding(10, 4, name="words"))
+    tsps_model.load_weights(tmp_path / "theirs.keras")
+    np.testing.assert_allclose(tsps_model.predict(UNSEEN, verbose=0), keras_model.predict(UNSEEN, verbose=0), rtol=1e-6)
     wrong = functional(tsps.Embedding(11, 4, name="words"))
     with pytest.raises(ValueError, match=r"11"):
         wrong.load_weights(tmp_path / "theirs.weights.h5")
 
 
 def test_a_keras_model_is_converted_by_cloning():
-    theirs = functional(keras.layers.Embedding(10, 4, name="words"))
+    keras_model = functional(keras.layers.Embedding(10, 4, name="words"))
 
     def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
         cls = tsps.Embedding if isinstance(layer, keras.layers.Embedding) else type(layer)
         return cls.from_config(layer.get_config())
 
-    ours = keras.models.clone_model(theirs, clone_function=convert)
-    assert isinstance(ours.get_layer("words"), tsps.Embedding)
-    ours.set_weights(theirs.get_weights())
-    np.testing.assert_allclose(ours.predict(UNSEEN, verbose=0), theirs.predict(UNSEEN, verbose=0), rtol=1e-6)
+    tsps_model = keras.models.clone_model(keras_model, clone_function=convert)
+    assert isinstance(tsps_model.get_layer("words"), tsps.Embedding)
+    tsps_model.set_weights(keras_model.get_weights())
+    np.testing.assert_allclose(tsps_model.predict(UNSEEN, verbose=0), keras_model.predict(UNSEEN, verbose=0), rtol=1e-6)
 
 
 def test_all_layers_in_one_file(tmp_path):

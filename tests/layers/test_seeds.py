@@ -1,4 +1,4 @@
-"""Tables follow Keras's random seed, as all that Keras makes does."""
+"""Tables follow Keras's random seed, like everything else that Keras makes."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def test_two_runs_of_one_seed_are_equal_and_others_differ() -> None:
 
 
 def rows(**options: Any) -> np.ndarray:
-    """Of a new layer's table."""
+    """Returns rows of a new layer's table."""
     layer = tsps.Embedding(None, 8, **options)
     return np.asarray(layer(np.arange(100)))
 
 
 def test_a_model_that_is_made_again_after_the_same_seed_has_the_same_rows() -> None:
-    rows()  # whatever was made before does not count
+    rows()  # tables from before the seed was set do not count
     keras.utils.set_random_seed(3)
     first = [rows(), rows(), rows(table=tsps.TableConfig("own", 8, seed=9))]
     further = rows()
     keras.utils.set_random_seed(3)
-    again = [rows(), rows(), rows(table=tsps.TableConfig("own", 8, seed=9))]
-    np.testing.assert_array_equal(first, again)
+    repeated = [rows(), rows(), rows(table=tsps.TableConfig("own", 8, seed=9))]
+    np.testing.assert_array_equal(first, repeated)
     keras.utils.set_random_seed(4)
-    other = rows()
-    different = [*first, further, other]
+    other_rows = rows()
+    different = [*first, further, other_rows]
     assert all((a != b).any() for i, a in enumerate(different) for b in different[:i])
 
 

@@ -1,4 +1,4 @@
-"""Layers whose tables are sharded, in a job of one rank: there such a table has all its rows, and refuses the same."""
+"""Layers with sharded tables in a job of one rank, which has all rows. The job refuses what larger jobs refuse."""
 
 from __future__ import annotations
 
@@ -43,28 +43,30 @@ MAKE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", MAKE)
 def test_a_configuration_comes_back_as_it_was(name: str) -> None:
     layer = MAKE[name]()
-    again = type(layer).from_config(json.loads(json.dumps(layer.get_config())))
-    assert [one.get_config() for one in again.table_configs()] == [one.get_config() for one in layer.table_configs()]
-    assert again.table_configs()[0].placement == WIRE
-    assert again.table_configs()[0].hash() == layer.table_configs()[0].hash()
+    copied = type(layer).from_config(json.loads(json.dumps(layer.get_config())))
+    assert [config.get_config() for config in copied.table_configs()] == [
+        config.get_config() for config in layer.table_configs()
+    ]
+    assert copied.table_configs()[0].placement == WIRE
+    assert copied.table_configs()[0].hash() == layer.table_configs()[0].hash()
 
 
 def test_placements_are_facts_that_ranks_compare() -> None:
-    configs = [tsps.TableConfig("t", 3, placement=one) for one in ("replicated", Sharded(), WIRE)]
-    assert len({one.hash() for one in configs}) == 3
+    configs = [tsps.TableConfig("t", 3, placement=placement) for placement in ("replicated", Sharded(), WIRE)]
+    assert len({config.hash() for config in configs}) == 3
 
 
 @pytest.mark.parametrize("way", ["clone", "json"])
 def test_a_copy_of_a_model_is_sharded_too(way: str) -> None:
     model = functional(tsps.Embedding(50, 3, placement=WIRE))
     copy = keras.models.clone_model(model) if way == "clone" else keras.models.model_from_json(model.to_json())
-    (ours,), (theirs,) = (one.layers[1].bindings for one in (model, copy))
-    assert ours.config.placement == theirs.config.placement == WIRE
-    assert ours.uuid != theirs.uuid
+    (binding,), (copied_binding,) = (source_model.layers[1].bindings for source_model in (model, copy))
+    assert binding.config.placement == copied_binding.config.placement == WIRE
+    assert binding.uuid != copied_binding.uuid
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: tsps.Sharded(wire="int8"), "wire='int8'"),
         (lambda: tsps.Embedding(9, 3, placement="sharded"), 'must be "replicated" or a tsps.Sharded'),
@@ -75,15 +77,15 @@ def test_a_copy_of_a_model_is_sharded_too(way: str) -> None:
         ),
     ],
 )
-def test_what_is_no_placement_is_refused(make: Callable[[], Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_what_is_no_placement_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 
 def trained(placement: Any, *, calls: int = 1) -> list[np.ndarray]:
-    """Losses, predictions, keys and rows of models with each of the layers."""
+    """Trains a model with all layers. Returns losses, predictions, keys and rows."""
     keras.utils.set_random_seed(3)
-    found = []
+    results = []
     ids = keras.Input((3,), dtype="int64")
     options = {"placement": placement}
     layer = tsps.Embedding(50, 4, "ones", mask_zero=True, **options)
@@ -97,16 +99,16 @@ def trained(placement: Any, *, calls: int = 1) -> list[np.ndarray]:
     random = np.random.default_rng(0)
     x, y = random.integers(0, 50, (64, 3)), random.normal(size=(64, 1)).astype(np.float32)
     history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, validation_data=(x[:8], y[:8]))
-    found += [np.array(history.history["val_loss"]), model.predict(x, verbose=0)]
+    results += [np.array(history.history["val_loss"]), model.predict(x, verbose=0)]
     for binding in (*layer.bindings, *bag.bindings, *many.bindings):
         keys = np.sort(binding.reader().keys())
-        found += [keys, binding.reader().lookup(keys)]
-    return found
+        results += [keys, binding.reader().lookup(keys)]
+    return results
 
 
 def test_on_one_machine_the_numbers_are_those_of_a_replicated_table() -> None:
-    for one, other in zip(trained(tsps.Sharded(), calls=2), trained("replicated", calls=2), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, expected in zip(trained(tsps.Sharded(), calls=2), trained("replicated", calls=2), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -129,16 +131,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_optimizers_that_cannot_train_sharded_tables_refuse_them_on_one_machine_too(name: str) -> None:
-    make, says = REFUSED[name]
+    make, message = REFUSED[name]
     model = functional(tsps.Embedding(50, 3, placement=WIRE, name="words"))
-    with pytest.raises(UnsupportedError, match=f"table 'words' is sharded and cannot be trained with .*{says}"):
+    with pytest.raises(UnsupportedError, match=f"table 'words' is sharded and cannot be trained with .*{message}"):
         make().build(model.trainable_variables)
     before = model.get_weights()
     model.compile(make(), "mse")
-    with pytest.raises(Exception, match=says):  # autograph, in Keras 2, has a type of its own
+    with pytest.raises(Exception, match=message):  # AutoGraph in Keras 2 raises a type of its own
         model.fit(np.zeros((4, 3), np.int64), np.zeros((4, 1), np.float32), verbose=0)
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, expected in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 @pytest.mark.parametrize("options", [{"clipvalue": 0.5}, {}])
@@ -149,8 +151,8 @@ def test_optimizers_that_can_do(options: dict[str, Any]) -> None:
     before = model.layers[1].get_weights()[0]
     model.fit(np.ones((4, 3), np.int64), np.zeros((4, 1), np.float32), verbose=0)
     assert (model.layers[1].get_weights()[0] != before).any()
-    found = model.optimizer.statistics()
-    assert (found["sharded_rows"], found["sharded_max_over_mean"]) == (0, 1)  # nothing lies on several machines
+    statistics = model.optimizer.statistics()
+    assert (statistics["sharded_rows"], statistics["sharded_max_over_mean"]) == (0, 1)  # all rows are on one machine
 
 
 def test_a_look_up_in_a_dataset_is_refused() -> None:
@@ -159,7 +161,7 @@ def test_a_look_up_in_a_dataset_is_refused() -> None:
     ids = tf.data.Dataset.from_tensor_slices(np.ones((4, 3), np.int64)).batch(2)
     for function in (layer, tf.function(layer)):
         with pytest.raises(Exception, match="'words' cannot be looked up in a function of a tf"):
-            ids.map(lambda one, function=function: function(one))
+            ids.map(lambda batch, function=function: function(batch))
     assert layer(np.ones((2, 3), np.int64)).shape == (2, 3, 3)
 
 

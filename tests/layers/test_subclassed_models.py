@@ -1,4 +1,4 @@
-"""Models written as classes: Keras 3 first runs them symbolically, in a scope where variables have no values yet."""
+"""Subclassed models: Keras 3 first runs them symbolically, in a scope where variables have no values yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf_sparse_ps._compat import _keras
 
 
 class Model(keras.Model):
-    """Every layer of ours, made in __init__ and first built by a call."""
+    """A model with all layers of tsps. __init__ makes them, and the first call builds them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class Model(keras.Model):
         self.dense = keras.layers.Dense(1)
 
     def call(self, inputs: dict[str, Any]) -> Any:
-        """int64[batch] and int64[batch, 3] to float32[batch, 1]."""
-        found = self.collection(inputs)
-        parts = [found["single"], found["bags"], self.embedding(inputs["single"]), self.reduce(inputs["bags"])]
+        """Maps int64[batch] and int64[batch, 3] to float32[batch, 1]."""
+        vectors = self.collection(inputs)
+        parts = [vectors["single"], vectors["bags"], self.embedding(inputs["single"]), self.reduce(inputs["bags"])]
         return self.dense(tf.concat(parts, axis=-1))
 
 

@@ -1,4 +1,4 @@
-"""`table_keys`: the keys that a model's lookups ask for, found from the model or given by the user."""
+"""`table_keys` returns the keys that a model's lookups ask for, found from the model or given by the user."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ TARGETS = np.ones(4, np.float32)
 
 
 def name_of(layer: Any, table: int = 0) -> str:
-    """As `table_keys` calls a table."""
+    """Returns the name that `table_keys` gives a table."""
     return str(layer.bindings[table].path).rpartition("/")[2]
 
 
 def check(model: Any, x: Any, y: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, np.ndarray]:
-    """The keys, found eagerly and in dataset.map, are those of the lookup ops of the model's call; no row is made."""
+    """Returns the keys of a batch, and asserts that they are those that the lookup ops of the model's call read.
+
+    `table_keys` is called eagerly and in dataset.map. It must not make rows.
+    """
     find = table_keys(model, **options)
     tables = [binding for layer in find._layers for binding in layer.bindings]
     before = [binding.reader().keys().tolist() for binding in tables]
     dataset = tf.data.Dataset.from_tensors((x, y)).repeat(2)
-    mapped = [{name: one.numpy() for name, one in found.items()} for found in dataset.map(find)]
-    found = [find(element) for element in dataset]
+    mapped = [{name: keys.numpy() for name, keys in keys_by_table.items()} for keys_by_table in dataset.map(find)]
+    eager_results = [find(element) for element in dataset]
     assert [binding.reader().keys().tolist() for binding in tables] == before
-    for one in (*mapped, *found):
-        assert {name: list(keys) for name, keys in one.items()} == {name: list(keys) for name, keys in found[0].items()}
+    for keys_by_table in (*mapped, *eager_results):
+        assert {name: list(keys) for name, keys in keys_by_table.items()} == {
+            name: list(keys) for name, keys in eager_results[0].items()
+        }
     asked: dict[str, set[int]] = {}
 
     def note(original: Any, paths: int) -> Any:
@@ -51,9 +56,9 @@ def check(model: Any, x: Any, y: Any, monkeypatch: pytest.MonkeyPatch, **options
         patch.setattr(_ops, "pooled_lookup", note(_ops.pooled_lookup, 3))
         for element, _ in dataset.take(1):
             model(element)
-    keys = {name: one.numpy() for name, one in found[0].items()}
-    assert all(len(set(one)) == len(one) for one in keys.values())
-    assert {name: set(one) for name, one in keys.items()} == asked
+    keys = {name: tensor.numpy() for name, tensor in eager_results[0].items()}
+    assert all(len(set(unique_keys)) == len(unique_keys) for unique_keys in keys.values())
+    assert {name: set(unique_keys) for name, unique_keys in keys.items()} == asked
     return keys
 
 
@@ -67,7 +72,7 @@ def test_functional_models_with_preprocessing(monkeypatch):
     joined = layers.Concatenate(dtype="int64")([shifted, numbers])
     first, second, third = tsps.Embedding(10, 4), tsps.Embedding(None, 4), tsps.EmbeddingReduce(None, 4)
     parts = [first(looked), first(known), second(hashed)]  # `first` is called twice
-    flat = [layers.Flatten()(one) for one in parts] + [third(joined)]
+    flat = [layers.Flatten()(tensor) for tensor in parts] + [third(joined)]
     middle = layers.BatchNormalization()(layers.Dropout(0.5)(layers.Concatenate()(flat)))
     model = keras.Model({"words": words, "numbers": numbers}, layers.Dense(1)(middle))
     x = {"words": tf.constant([["a", "x"], ["c", "a"]]), "numbers": tf.constant([[5, 8], [7, 5]], tf.int64)}
@@ -75,7 +80,7 @@ def test_functional_models_with_preprocessing(monkeypatch):
     keys = check(model, x, TARGETS[:2], monkeypatch)
     assert set(keys[name_of(third)]) == {16, 25, 22, 5, 8, 7}
     assert set(keys[name_of(first)]) == {0, 1, 3}
-    np.testing.assert_array_equal(model.layers[-2].get_weights()[2], mean)  # no state of the model moves
+    np.testing.assert_array_equal(model.layers[-2].get_weights()[2], mean)  # the state of the model is unchanged
 
 
 def test_sequential_models_and_batches_of_other_sizes(monkeypatch):
@@ -98,7 +103,7 @@ def test_ragged_and_sparse_ids(kind, monkeypatch):
     ragged = tf.ragged.constant([[7, 5, 7], [9]], dtype=tf.int64)
     keys = check(model, ragged if kind == "ragged" else ragged.to_sparse(), TARGETS[:2], monkeypatch)
     assert keys[name_of(bag)].tolist() == [7, 5, 9]
-    # A sparse tensor's absent entries read id 0 in Embedding.
+    # Embedding reads id 0 for the absent entries of a sparse tensor.
     assert set(keys[name_of(single)]) == ({7, 5, 9} if kind == "ragged" else {7, 5, 9, 0})
 
 
@@ -135,7 +140,7 @@ def test_nested_models(monkeypatch):
 
 
 class Subclassed(keras.Model):
-    """Two embeddings; how the second one's ids are made is the argument's matter."""
+    """A model of two embeddings. `second` makes the ids of the second one."""
 
     def __init__(self, second: Any = lambda ids, rows: ids + 1) -> None:
         super().__init__()

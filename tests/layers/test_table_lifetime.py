@@ -1,4 +1,4 @@
-"""Tables are there as long as something can read or train them, and no longer."""
+"""A table exists as long as something can read or train it, and no longer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tf_sparse_ps import errors
 PROGRAM = Path(__file__).parent / "lifetime_program.py"
 
 
-def eventually(what: Any) -> bool:
-    """Whether it comes true: tables are freed by a thread, soon after garbage was collected."""
+def eventually(condition: Any) -> bool:
+    """Whether a condition becomes true. A thread frees tables soon after garbage was collected."""
     deadline = time.monotonic() + 30
-    while not what():
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.002)
@@ -35,7 +35,7 @@ def eventually(what: Any) -> bool:
 
 
 def is_gone(path: str) -> bool:
-    """Whether a table is removed, and unmapped here, after garbage was collected."""
+    """Whether a table is removed, and unmapped in this process, after garbage was collected."""
     gc.collect()
 
     def gone() -> bool:
@@ -46,8 +46,8 @@ def is_gone(path: str) -> bool:
 
 
 def path_of(model: Any) -> str:
-    """Of the table of its first layer with one."""
-    layer = next(one for one in model.layers if isinstance(one, tsps.Embedding))
+    """Returns the path of the table of the model's first embedding."""
+    layer = next(layer_of_model for layer_of_model in model.layers if isinstance(layer_of_model, tsps.Embedding))
     return layer.bindings[0].path
 
 
@@ -75,7 +75,7 @@ def test_a_model_goes_with_its_table_and_its_readers_are_told() -> None:
     path = path_of(model)
     reader = tsps.Table.open(path)
     assert len(reader) == 5
-    model.get_layer(index=1).count_params()  # opens a reader of the layer's own
+    model.get_layer(index=1).count_params()  # opens a reader, which the layer keeps
     del model
     keras.backend.clear_session()
     gc.collect()
@@ -97,14 +97,14 @@ def test_a_concrete_function_serves_when_its_layer_is_gone() -> None:
     serve, layer, path, rows = trace()
     gc.collect()
     assert layer() is None
-    tsps.Embedding(5, 3).build(None)  # what was released is looked for
+    tsps.Embedding(5, 3).build(None)  # a new layer frees released tables
     np.testing.assert_array_equal(serve(tf.constant([4, 0], tf.int64)), rows[[4, 0]])
     del serve
     assert is_gone(path)
 
 
 def step_of(model: Any, optimizer: Any, between: Any = None) -> Any:
-    """A training step as a tf.function; `between`: called by it between the lookup and the update."""
+    """Returns a training step as a tf.function. It calls `between` between the lookup and the update."""
 
     def step(ids: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
@@ -179,7 +179,7 @@ def test_a_table_stays_while_a_step_of_it_runs() -> None:
     thread, path = start()
     assert looked_up.wait(60)
     gc.collect()
-    tsps.Embedding(None, 4).build(None)  # what was released is looked for
+    tsps.Embedding(None, 4).build(None)  # a new layer frees released tables
     assert os.path.exists(path)
     reader = tsps.Table.open(path)
     step = reader.step
@@ -198,26 +198,26 @@ def test_a_model_trains_on_as_if_the_dropped_one_had_never_been() -> None:
 
     def content(model: Any) -> list[Any]:
         _, rows, slots = model.get_layer(index=1).bindings[0].reader().entries(np.arange(10))
-        return [rows, *slots, *(np.asarray(one) for one in model.get_layer(index=-1).weights)]
+        return [rows, *slots, *(np.asarray(weight) for weight in model.get_layer(index=-1).weights)]
 
-    found = []
+    contents = []
     for beside in (False, True):
         model = build(3)
         # Initial values depend on the table's number.
         model.get_layer(index=1).bindings[0].assign(
             np.arange(10), np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
         )
-        other = build(4) if beside else None
+        other_model = build(4) if beside else None
         for i in range(6):
             fit(model)
-            if other is not None and i < 3:
-                fit(other)
-            if other is not None and i == 3:
-                path = path_of(other)
-                other = None
+            if other_model is not None and i < 3:
+                fit(other_model)
+            if other_model is not None and i == 3:
+                path = path_of(other_model)
+                other_model = None
                 assert is_gone(path)
-        found.append(content(model))
-    for alone, with_other in zip(*found, strict=True):
+        contents.append(content(model))
+    for alone, with_other in zip(*contents, strict=True):
         np.testing.assert_array_equal(alone, with_other)
 
 
@@ -225,7 +225,7 @@ def test_an_optimizer_does_not_keep_the_table_that_it_has_trained() -> None:
     model = compiled(tsps.Embedding(None, 4))
     fit(model)
     path, optimizer = path_of(model), model.optimizer
-    # Keras's optimizer keeps dense weights, not the layers of the model.
+    # Keras's optimizer keeps dense weights, but not the layers of the model.
     del model
     keras.backend.clear_session()
     assert is_gone(path)
@@ -234,7 +234,7 @@ def test_an_optimizer_does_not_keep_the_table_that_it_has_trained() -> None:
 
 
 def test_a_search_over_hyperparameters_has_the_room_of_two_models(tmp_path: Path) -> None:
-    """Each takes 20 MiB of 64, and is garbage that nobody collects."""
+    """Each model takes 20 of 64 MiB, and only the garbage collector can free it."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64m,mode=700", "tmpfs", tmp_path], capture_output=True
     )
@@ -248,7 +248,7 @@ gc.disable()
 for rate in range(6):
     layer = tsps.Embedding(None, 256)
     layer.build(None)
-    layer._bound.layer = layer  # as models are: only the collector finds that it is garbage
+    layer._bound.layer = layer  # a cycle, as in models: only the collector can free it
     layer.bindings[0].assign(np.arange(16 << 10), np.full((16 << 10, 256), rate, np.float32))
 print(len(layer.bindings[0].reader()))
 """
@@ -327,7 +327,7 @@ print(more.ordinal)
 
 
 def test_folders_of_removed_tables_are_not_looked_for_by_new_ones() -> None:
-    """Ordinals go on: what is left on disk is named by them."""
+    """Ordinals continue, because they name the leftovers on disk."""
     first = tsps.Embedding(None, 4)
     first.build(None)
     ordinal = first.bindings[0].ordinal

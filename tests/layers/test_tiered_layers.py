@@ -1,4 +1,4 @@
-"""Layers whose tables are partly on disk train, save and load as those in memory."""
+"""Layers whose tables are partly on disk train, save and load like those in memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def assert_equal(a: Any, b: Any) -> None:
 )
 @pytest.mark.daily_cases(2)
 def test_training_is_that_in_memory_bit_for_bit(disk: tsps.Tiered, rule: str, options: dict[str, Any]) -> None:
-    # The tables' salts are those of their ordinals, so initial values must not depend on them.
+    # Initial values must not depend on the tables' salts, which follow from their ordinals.
     options = {"initializer": "ones", **options}
     memory, tiered = trained("memory", rule, **options), trained(disk, rule, **options)
     stats = tiered.get_layer("words").bindings[0].reader().stats()
@@ -100,7 +100,7 @@ def test_saved_with_tiers_and_loaded_without_and_the_reverse(disk: tsps.Tiered, 
     assert back.get_layer("words").bindings[0].reader().stats()["rows_on_disk"] > 0
     assert_equal(back, memory)
     x, y = data()
-    for model in (memory, back):  # goes on alike
+    for model in (memory, back):  # both train alike
         model.fit(x, y, batch_size=128, verbose=0, shuffle=False)
     assert_equal(back, memory)
     module = tf.Module()
@@ -151,7 +151,7 @@ def test_a_batch_that_memory_has_no_room_for(disk: tsps.Tiered) -> None:
 def test_schedules_that_are_refused(disk: tsps.Tiered, schedule: Any) -> None:
     model = functional(tsps.Embedding(ROWS, DIM, storage=disk))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=schedule), "mse")
-    with pytest.raises(Exception, match="cannot be trained with"):  # autograph, in Keras 2, has a type of its own
+    with pytest.raises(Exception, match="cannot be trained with"):  # AutoGraph in Keras 2 raises a type of its own
         model.fit(*data(1, 8), verbose=0)
 
 
@@ -181,16 +181,16 @@ def test_what_a_killed_job_leaves_on_disk_goes_with_the_next_one(disk: tsps.Tier
     assert killed.stdout.readline() == "made\n"
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    (left,) = Path(disk.path).iterdir()
-    assert list(left.rglob("records.*"))
-    after = start("")
-    assert after.wait(120) == 0
+    (leftover,) = Path(disk.path).iterdir()
+    assert list(leftover.rglob("records.*"))
+    next_job = start("")
+    assert next_job.wait(120) == 0
     deadline = time.monotonic() + 10
     while os.listdir(disk.path) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not os.listdir(disk.path)
 
-    # And of one whose memory is gone, as after a restart of the machine.
+    # The same holds after the job's memory was lost too, as in a restart of the machine.
     killed = start("import time; time.sleep(100)")
     assert killed.stdout.readline() == "made\n"
     killed.send_signal(signal.SIGKILL)

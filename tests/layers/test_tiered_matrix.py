@@ -1,4 +1,4 @@
-"""A table that is partly on disk is trained as one in memory, bit for bit, whatever its settings are together."""
+"""A table that is partly on disk is trained like one in memory, bit for bit, for all combinations of settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import optimizers
 
 ROWS, DIM, BATCH, BATCHES = 1200, 64, 12, 40
-KEYS = np.random.default_rng(0).integers(-(2**63), 2**63, ROWS)  # of a table without limits
-INITIAL = keras.initializers.Constant(0.02)  # the same in both, whose seeds differ
+KEYS = np.random.default_rng(0).integers(-(2**63), 2**63, ROWS)  # for a table without limits
+INITIAL = keras.initializers.Constant(0.02)  # equal in both tables, whose seeds differ
 BATCH_ROWS = 4 * BATCH  # at most
 RULES = {
     rule.kind: rule
@@ -47,7 +47,7 @@ DAILY = 8
 
 
 def memory_of(case: dict[str, Any]) -> int:
-    """Bytes for so many rows, as docs/tiers.md says."""
+    """Returns the bytes for a number of rows, by the formula of docs/tiers.md."""
     rows = {"two batches": 2 * BATCH_ROWS, "quarter": ROWS // 4, "everything": ROWS}[case["memory"]]
     width = 4 if case["dtype"] == "float32" else 2
     slots = sum(4 if "rowwise" in case["rule"] else 4 * DIM for _ in RULES[case["rule"]].slots)
@@ -55,7 +55,7 @@ def memory_of(case: dict[str, Any]) -> int:
     if case["bounded"]:
         taken += ROWS * 12
     else:
-        # Room for the rows that leave ahead of those that come, which a bounded table that has room for all needs not.
+        # Space for rows that are evicted ahead of coming ones. A bounded table that holds all rows does not need it.
         spare = 200 * (taken // rows) if rows == ROWS else 0
         taken = max((taken + spare) * 4 // 3, ROWS * 12 * 4)
     return 12 * 2**20 + taken * 6 // 5 * 32 // 31 + 64
@@ -72,7 +72,7 @@ def data(bounded: bool) -> tf.data.Dataset:
 def trained(case: dict[str, Any], storage: Any) -> Any:
     keras.utils.set_random_seed(1)
     limit = ROWS if case["bounded"] else None
-    # Rounding at random would depend on the ordinal of the table, in which the two differ.
+    # Stochastic rounding depends on the ordinal of the table, in which the two differ.
     table = tsps.TableConfig(
         "t", DIM, key_limit=limit, dtype=case["dtype"], rounding="nearest", initializer=INITIAL, storage=storage
     )
@@ -86,7 +86,7 @@ def trained(case: dict[str, Any], storage: Any) -> Any:
 
 
 def content(model: Any) -> list[np.ndarray]:
-    """Keys, rows and slots, in the order of the keys."""
+    """Returns keys, rows and slots in the order of the keys."""
     table = model.get_layer("words").bindings[0].reader()
     keys = np.sort(table.keys())
     _, rows, slots = table.entries(keys)
@@ -106,7 +106,7 @@ def content(model: Any) -> list[np.ndarray]:
 )
 @pytest.mark.daily_cases(3)
 def test_rows_and_slots_are_those_in_memory(tmp_path: Path, case: dict[str, Any]) -> None:
-    memory, tiered = (trained(case, one) for one in ("memory", tsps.Tiered(tmp_path / "disk", memory_of(case))))
+    memory, tiered = (trained(case, storage) for storage in ("memory", tsps.Tiered(tmp_path / "disk", memory_of(case))))
     stats = tiered.get_layer("words").bindings[0].reader().stats()
     assert stats["rows"] == ROWS
     if case["memory"] == "everything":
@@ -117,18 +117,18 @@ def test_rows_and_slots_are_those_in_memory(tmp_path: Path, case: dict[str, Any]
         assert stats["rows_on_disk"] > ROWS / 2
     if case["memory"] == "two batches" and case["bounded"]:
         assert stats["row_capacity"] < 3 * BATCH_ROWS
-    ours, theirs = content(tiered), content(memory)
-    assert len(ours) == len(theirs) == 2 + len(RULES[case["rule"]].slots)
-    assert np.isfinite(ours[1]).all()
-    assert np.mean(ours[1] != ours[1][0, 0]) > 0.2  # trained
-    for a, b in zip(ours, theirs, strict=True):
+    tiered_planes, memory_planes = content(tiered), content(memory)
+    assert len(tiered_planes) == len(memory_planes) == 2 + len(RULES[case["rule"]].slots)
+    assert np.isfinite(tiered_planes[1]).all()
+    assert np.mean(tiered_planes[1] != tiered_planes[1][0, 0]) > 0.2  # training must change the rows
+    for a, b in zip(tiered_planes, memory_planes, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_every_two_values_meet() -> None:
     assert covers(SETTINGS, CASES)
-    assert len(CASES) == 60  # as many as rules with lengths of a pass: no case is one too many
-    assert not any(covers(SETTINGS, CASES[:one] + CASES[one + 1 :]) for one in range(60))
+    assert len(CASES) == 60  # as many as pairs of a rule and a pass length: each case is needed
+    assert not any(covers(SETTINGS, CASES[:removed] + CASES[removed + 1 :]) for removed in range(60))
     assert pairwise(SETTINGS) == CASES
 
 

@@ -1,4 +1,4 @@
-"""All cases: importing it registers them."""
+"""All cases. Importing this module registers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that other suites run: under strategies, and what ends a job. `make nightly` runs those under both Kerases."""
+"""Rows that other suites run: under strategies, and ends of a job. `make nightly` runs them under both Kerases."""
 
 from __future__ import annotations
 

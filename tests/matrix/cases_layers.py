@@ -1,4 +1,4 @@
-"""Rows of "The layers beside Keras's": arguments and behaviour of the layer, within a job of two ranks."""
+"""Rows of "The layers beside Keras's": arguments and behaviour of the layer, in a job of two ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONTROL_FLOW = "inside `tf.cond`, `tf.while_loop`, `tf.map_fn`, `tf.recompute_gr
 
 
 def _rows(layer: Any) -> np.ndarray:
-    """All rows of a bounded layer, as both ranks read them."""
+    """Returns all rows of a bounded layer, as both ranks read them."""
     return np.asarray(layer(tf.range(ROWS)))
 
 
@@ -56,9 +56,9 @@ def _assert_refused(act: Callable[[], Any], words: str) -> None:
 
 
 def _assert_trains_like_keras(rank: Any, **options: Any) -> None:
-    """With an option of the layer that both have."""
-    ours, theirs = pair(**options)
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
+    """Trains with an option that both layers have."""
+    ours, reference = pair(**options)
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("SGD", 0.05))
 
 
 # --- arguments ---
@@ -71,7 +71,7 @@ def open_and_bounded_vocabularies(rank: Any) -> None:
     ours.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
     table = ours.layers[1].bindings[0].reader()
     assert len(table) == 0
-    far = IDS[rank.rank] * 2**40 - 7 * rank.rank  # rows appear when they are trained, by either rank
+    far = IDS[rank.rank] * 2**40 - 7 * rank.rank  # training on either rank inserts rows
     ours.fit(far, TARGETS[rank.rank], batch_size=BATCH, verbose=0, shuffle=False)
     keys = {int(key) for key in np.unique(IDS[0]) * 2**40}
     assert set(np.asarray(table.keys()).tolist()) == keys | {key - 7 for key in keys}
@@ -80,17 +80,17 @@ def open_and_bounded_vocabularies(rank: Any) -> None:
 
 @works("layers", "ids out of range")
 def ids_out_of_range(rank: Any) -> None:
-    """Adapted: an error. A batch of them trains on neither rank, and the next one does."""
-    ours, theirs = pair()
+    """The case is adapted: these ids are an error. Neither rank trains on a batch with them, and both on the next."""
+    ours, reference = pair()
     ours.compile(wrapped(optimizer("SGD", 0.05)), "mse")
-    theirs.compile(optimizer("SGD", 0.05), "mse")
+    reference.compile(optimizer("SGD", 0.05), "mse")
     layer = ours.layers[1]
-    for wrong in (-1, ROWS):
-        _assert_refused(lambda wrong=wrong: layer(tf.constant([wrong])), f"{wrong}")
-        _assert_refused(lambda wrong=wrong: tf.function(layer)(tf.constant([wrong])), f"{wrong}")
+    for wrong_id in (-1, ROWS):
+        _assert_refused(lambda wrong_id=wrong_id: layer(tf.constant([wrong_id])), f"{wrong_id}")
+        _assert_refused(lambda wrong_id=wrong_id: tf.function(layer)(tf.constant([wrong_id])), f"{wrong_id}")
     rank.ranks.barrier("matrix.looked")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    fit(ours, rank.rank), fit(reference, None)
+    assert_equal(rank, ours, reference)
 
 
 @works("layers", TYPES)
@@ -125,13 +125,13 @@ def floats_that_keras_casts(rank: Any) -> None:
 
 @works("layers", "input rank, ragged, sparse")
 def ragged_and_sparse_ids(rank: Any) -> None:
-    ours, theirs = (one.layers[1] for one in pair(keras.layers.Embedding))
+    ours, reference = (one_model.layers[1] for one_model in pair(keras.layers.Embedding))
     for ids in (tf.constant(3), tf.constant([[[1], [2]]]), tf.constant([[1, 0, 2]])):
-        np.testing.assert_array_equal(tf.function(ours)(ids), theirs(ids))
+        np.testing.assert_array_equal(tf.function(ours)(ids), reference(ids))
     ragged = tf.ragged.constant([[1, 2], [], [3]])
-    assert ours(ragged).to_list() == theirs(ragged).to_list()
+    assert ours(ragged).to_list() == reference(ragged).to_list()
     sparse = tf.sparse.from_dense([[1, 0, 2], [0, 0, 0]])
-    np.testing.assert_allclose(ours(sparse), theirs(sparse), rtol=1e-6)
+    np.testing.assert_allclose(ours(sparse), reference(sparse), rtol=1e-6)
 
 
 @works("layers", INITIALIZERS)
@@ -140,32 +140,32 @@ def initializers_that_tables_have(rank: Any) -> None:
     for name in names:
         for vocabulary in (1000, None):
             ours = tsps.Embedding(vocabulary, 16, embeddings_initializer=name)
-            theirs = keras.layers.Embedding(1000, 16, embeddings_initializer=name)
-            rows, wanted = (np.asarray(layer(tf.range(1000))) for layer in (ours, theirs))
-            np.testing.assert_allclose(rows.mean(), wanted.mean(), atol=0.002)
-            np.testing.assert_allclose(rows.std(), wanted.std(), atol=0.002)
+            reference = keras.layers.Embedding(1000, 16, embeddings_initializer=name)
+            rows, expected = (np.asarray(layer(tf.range(1000))) for layer in (ours, reference))
+            np.testing.assert_allclose(rows.mean(), expected.mean(), atol=0.002)
+            np.testing.assert_allclose(rows.std(), expected.std(), atol=0.002)
             rank.same(float(rows.sum()))
 
 
 @works("layers", "`keras.utils.set_random_seed`")
 def seeds(rank: Any) -> None:
-    """In a job of several ranks rank 0's counts, when the first table is made; later ones change nothing."""
-    found = []
+    """Rank 0's seed counts, when the first table is made. Later seeds change nothing."""
+    rows_found = []
     for _ in range(2):
         keras.utils.set_random_seed(31 + rank.rank)
-        found.append(_rows(tsps.Embedding(ROWS, DIM)))
-        rank.same(found[-1].tolist())
-    assert (found[0] != found[1]).any()
+        rows_found.append(_rows(tsps.Embedding(ROWS, DIM)))
+        rank.same(rows_found[-1].tolist())
+    assert (rows_found[0] != rows_found[1]).any()
 
 
 @works("layers", SCALED)
 def initializers_of_the_whole_matrix(rank: Any) -> None:
     for name in ("glorot_uniform", "he_normal", "lecun_uniform", keras.initializers.VarianceScaling(2.0)):
-        ours, theirs = (
+        ours, reference = (
             kind(2000, 16, embeddings_initializer=name) for kind in (tsps.Embedding, keras.layers.Embedding)
         )
-        rows, wanted = (np.asarray(layer(tf.range(2000))) for layer in (ours, theirs))
-        np.testing.assert_allclose(rows.std(), wanted.std(), rtol=0.05)
+        rows, expected = (np.asarray(layer(tf.range(2000))) for layer in (ours, reference))
+        np.testing.assert_allclose(rows.std(), expected.std(), rtol=0.05)
         rank.same(float(rows.sum()))
 
 
@@ -177,7 +177,7 @@ def initializers_of_a_matrix_that_is_not_there(rank: Any) -> None:
 @works("layers", OWN)
 def custom_initializer(rank: Any) -> None:
     def drawn(shape: Any, dtype: Any = None) -> Any:
-        return tf.fill(shape, 1.0 + rank.rank)  # rank 0's values win
+        return tf.fill(shape, 1.0 + rank.rank)  # rank 0's values are used
 
     ours = tsps.Embedding(ROWS, DIM, embeddings_initializer=drawn)
     np.testing.assert_array_equal(_rows(ours), np.ones((ROWS, DIM)))
@@ -193,7 +193,7 @@ def regularizer_of_rows(rank: Any) -> None:
 
 @works("layers", "`activity_regularizer`")
 def regularizer_of_what_was_looked_up(rank: Any) -> None:
-    # A sum over the batch, divided by its size: the mean of two ranks' is that of both.
+    # The loss is a sum over the batch, divided by its size: the mean over two ranks is that of both batches.
     _assert_trains_like_keras(rank, activity_regularizer=keras.regularizers.L2(0.1))
 
 
@@ -217,10 +217,10 @@ def constraint_of_columns(rank: Any) -> None:
 @works("layers", NARROW)
 def rows_of_16_bits(rank: Any) -> None:
     for dtype in ("bfloat16", "float16"):
-        theirs = model(KerasEmbedding(ROWS, DIM))
+        reference = model(KerasEmbedding(ROWS, DIM))
         ours = model(tsps.Embedding(ROWS, DIM, table=tsps.TableConfig("t", DIM, key_limit=ROWS, dtype=dtype)))
-        ours.set_weights(theirs.get_weights())
-        assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adagrad", 0.05), tolerance=0.05)
+        ours.set_weights(reference.get_weights())
+        assert_trains_alike(rank, ours, reference, lambda: optimizer("Adagrad", 0.05), tolerance=0.05)
         rows = _rows(ours.layers[1])
         assert rows.dtype == np.float32
         np.testing.assert_array_equal(rows, tf.cast(tf.cast(rows, dtype), "float32"))
@@ -228,13 +228,13 @@ def rows_of_16_bits(rank: Any) -> None:
 
 @works("layers", "`mask_zero`")
 def masks(rank: Any) -> None:
-    def made(layer: Any) -> Any:
+    def make_model(layer: Any) -> Any:
         ids = keras.layers.Input((3,), dtype="int64")
         return keras.Model(ids, keras.layers.Dense(1)(keras.layers.LSTM(4)(layer(ids))))
 
-    theirs, ours = (made(kind(ROWS, DIM, mask_zero=True)) for kind in (keras.layers.Embedding, tsps.Embedding))
-    ours.set_weights(theirs.get_weights())
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
+    reference, ours = (make_model(kind(ROWS, DIM, mask_zero=True)) for kind in (keras.layers.Embedding, tsps.Embedding))
+    ours.set_weights(reference.get_weights())
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("SGD", 0.05))
 
 
 @works("layers", "`weights=`")
@@ -247,13 +247,13 @@ def given_rows(rank: Any) -> None:
 
 @works("layers", "`input_length`, `input_shape` (Keras 2)", keras=2)
 def input_length_of_keras_2(rank: Any) -> None:
-    def made(kind: Any, **options: Any) -> Any:
+    def make_model(kind: Any, **options: Any) -> Any:
         return keras.Sequential([kind(ROWS, DIM, **options), keras.layers.Flatten(), keras.layers.Dense(1)])
 
     for options in ({"input_length": 3}, {"input_shape": (3,)}):
-        theirs, ours = made(keras.layers.Embedding, **options), made(tsps.Embedding, **options)
-        ours.set_weights(theirs.get_weights())
-        assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
+        reference, ours = make_model(keras.layers.Embedding, **options), make_model(tsps.Embedding, **options)
+        ours.set_weights(reference.get_weights())
+        assert_trains_alike(rank, ours, reference, lambda: optimizer("SGD", 0.05))
 
 
 @refused("layers", "`lora_rank`, `lora_alpha`, `enable_lora`", "trainable=False")
@@ -280,10 +280,10 @@ def one_hot(rank: Any) -> None:
 @works("layers", "`dtype`")
 def policies(rank: Any) -> None:
     for policy in ("mixed_float16", "mixed_bfloat16", "float32"):
-        ours, theirs = (kind(ROWS, DIM, "ones", dtype=policy) for kind in (tsps.Embedding, keras.layers.Embedding))
-        got, want = tf.function(ours)(tf.constant([1])), theirs(tf.constant([1]))
-        assert got.dtype == want.dtype
-        np.testing.assert_array_equal(tf.cast(got, tf.float32), tf.cast(want, tf.float32))
+        ours, reference = (kind(ROWS, DIM, "ones", dtype=policy) for kind in (tsps.Embedding, keras.layers.Embedding))
+        actual, want = tf.function(ours)(tf.constant([1])), reference(tf.constant([1]))
+        assert actual.dtype == want.dtype
+        np.testing.assert_array_equal(tf.cast(actual, tf.float32), tf.cast(want, tf.float32))
     _assert_refused(lambda: tsps.Embedding(ROWS, DIM, dtype="float64"), "policy mixed_float16")
 
 
@@ -309,36 +309,36 @@ def float_inputs(rank: Any) -> None:
 
 @works("layers", "`trainable=False`")
 def frozen_layer(rank: Any) -> None:
-    ours, theirs = (model(kind(ROWS, DIM, trainable=False)) for kind in (tsps.Embedding, keras.layers.Embedding))
-    ours.set_weights(theirs.get_weights())
+    ours, reference = (model(kind(ROWS, DIM, trainable=False)) for kind in (tsps.Embedding, keras.layers.Embedding))
+    ours.set_weights(reference.get_weights())
     before = ours.get_weights()
     position = 0 if np.asarray(before[0]).shape == (ROWS, DIM) else len(before) - 1
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("SGD", 0.05))
     np.testing.assert_array_equal(ours.get_weights()[position], before[position])
 
 
 @works("layers", "one layer called twice; nested functions")
 def called_twice(rank: Any) -> None:
-    def made(layer: Any) -> Any:
+    def make_model(layer: Any) -> Any:
         ids = keras.layers.Input((3,), dtype="int64")
         twice = keras.layers.Add()([layer(ids), layer(ids)])
         return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(twice)))
 
-    theirs, ours = made(keras.layers.Embedding(ROWS, DIM)), made(tsps.Embedding(ROWS, DIM))
-    ours.set_weights(theirs.get_weights())
-    one, other = wrapped(optimizer("SGD", 0.05)), optimizer("SGD", 0.05)
+    reference, ours = make_model(keras.layers.Embedding(ROWS, DIM)), make_model(tsps.Embedding(ROWS, DIM))
+    ours.set_weights(reference.get_weights())
+    our_optimizer, keras_optimizer = wrapped(optimizer("SGD", 0.05)), optimizer("SGD", 0.05)
     within = tf.function(lambda ids: ours(ids))
-    nested = tf.function(step_of(_Calls(ours, within), one.apply_gradients))
+    nested = tf.function(step_of(_Calls(ours, within), our_optimizer.apply_gradients))
     loop(nested, rank.rank)
-    loop(tf.function(step_of(theirs, other.apply_gradients)), None)
-    assert_equal(rank, ours, theirs)
+    loop(tf.function(step_of(reference, keras_optimizer.apply_gradients)), None)
+    assert_equal(rank, ours, reference)
 
 
 class _Calls:
-    """A model that is called through a function of its own."""
+    """A model that is called through a function."""
 
-    def __init__(self, of: Any, function: Any) -> None:
-        self._of, self._function = of, function
+    def __init__(self, wrapped_model: Any, function: Any) -> None:
+        self._of, self._function = wrapped_model, function
 
     def __call__(self, ids: Any, training: bool) -> Any:
         return self._function(ids)
@@ -350,8 +350,8 @@ class _Calls:
 
 @works("layers", MATRIX)
 def weights_as_a_matrix(rank: Any) -> None:
-    ours, theirs = pair()
-    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+    ours, reference = pair()
+    for a, b in zip(ours.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
     rank.ranks.barrier("matrix.looked")
     matrix = np.arange(ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
@@ -362,9 +362,9 @@ def weights_as_a_matrix(rank: Any) -> None:
 
 @works("layers", "`layer.embeddings`")
 def embeddings_attribute(rank: Any) -> None:
-    ours, theirs = (one.layers[1] for one in pair())
-    np.testing.assert_array_equal(ours.embeddings.numpy(), np.asarray(theirs.embeddings))
-    np.testing.assert_array_equal(ours.embeddings[2:4], theirs.embeddings[2:4])
+    ours, reference = (one_model.layers[1] for one_model in pair())
+    np.testing.assert_array_equal(ours.embeddings.numpy(), np.asarray(reference.embeddings))
+    np.testing.assert_array_equal(ours.embeddings[2:4], reference.embeddings[2:4])
     rank.ranks.barrier("matrix.looked")
     ours.embeddings.assign(np.ones((ROWS, DIM), np.float32))
     np.testing.assert_array_equal(_rows(ours), np.ones((ROWS, DIM)))
@@ -385,29 +385,29 @@ def the_anchor(rank: Any) -> None:
             loss = tf.reduce_sum(ours.layers[1](tf.constant([3, 5, 3])))
         return tape.gradient(loss, anchor)
 
-    found = gradient()
-    assert isinstance(found, tf.IndexedSlices)
+    table_gradient = gradient()
+    assert isinstance(table_gradient, tf.IndexedSlices)
     sums = dict.fromkeys((3, 5), 0.0)
-    for key, row in zip(found.indices.numpy().tolist(), found.values.numpy(), strict=True):
+    for key, row in zip(table_gradient.indices.numpy().tolist(), table_gradient.values.numpy(), strict=True):
         sums[key] += row[0]
     assert sums == {3: 2.0, 5: 1.0}
 
 
 @works("layers", "`count_params`, `summary`")
 def counts(rank: Any) -> None:
-    ours, theirs = pair()
+    ours, reference = pair()
     if KERAS_3:
-        assert ours.count_params() == theirs.count_params()
-        assert model(tsps.Embedding(None, DIM)).count_params() == theirs.count_params() - ROWS * DIM
+        assert ours.count_params() == reference.count_params()
+        assert model(tsps.Embedding(None, DIM)).count_params() == reference.count_params() - ROWS * DIM
     else:
-        assert ours.count_params() == theirs.count_params() - ROWS * DIM
+        assert ours.count_params() == reference.count_params() - ROWS * DIM
     ours.summary(print_fn=lambda *_, **__: None)
 
 
 @works("layers", "`get_config`, `from_config`")
 def configurations(rank: Any) -> None:
-    theirs = keras.layers.Embedding(ROWS, DIM, "ones", mask_zero=True, name="words")
-    ours = tsps.Embedding.from_config(theirs.get_config())
+    reference = keras.layers.Embedding(ROWS, DIM, "ones", mask_zero=True, name="words")
+    ours = tsps.Embedding.from_config(reference.get_config())
     assert (ours.input_dim, ours.output_dim, ours.mask_zero, ours.name) == (ROWS, DIM, True, "words")
     again = tsps.Embedding.from_config(ours.get_config())
     assert again.get_config() == ours.get_config()
@@ -426,38 +426,42 @@ def clones(rank: Any) -> None:
     rank.same([weight.tolist() for weight in clone.get_weights()[:1]])
 
 
-# --- training, as the layers' page has it ---
+# --- training, as the page on layers describes it ---
 
 
 @works("layers", "optimizers")
 def an_optimizer_of_ours(rank: Any) -> None:
     assert_fit(rank, lambda: optimizer("Adam", 0.05))
-    others = [optimizer("SGD", 0.05), optimizer("Adam", 0.05), optimizer("RMSprop", 0.05, global_clipnorm=1.0)]
-    others += [] if KERAS_3 else [optimizer("legacy.SGD", 0.05), optimizer("legacy.Adam", 0.05)]
-    for other in others:
+    other_optimizers = [
+        optimizer("SGD", 0.05),
+        optimizer("Adam", 0.05),
+        optimizer("RMSprop", 0.05, global_clipnorm=1.0),
+    ]
+    other_optimizers += [] if KERAS_3 else [optimizer("legacy.SGD", 0.05), optimizer("legacy.Adam", 0.05)]
+    for other_optimizer in other_optimizers:
         ours = model(tsps.Embedding(ROWS, DIM))
-        ours.compile(other, "mse")
+        ours.compile(other_optimizer, "mse")
         _assert_refused(lambda ours=ours: fit(ours, rank.rank, epochs=1), "tsps.DistributedOptimizer")
 
 
 @works("layers", "optimizer updates")
 def lazy_updates(rank: Any) -> None:
-    """Adam moves the rows of a step's ids only, and repeated ids are added up before the rule."""
+    """Adam moves only the rows of a step's ids, and repeated ids are added up before the rule."""
     layer = tsps.Embedding(ROWS, DIM, "zeros")
     layer.build(None)
-    one = wrapped(optimizer("Adam", 0.5, epsilon=1e-30))
+    our_optimizer = wrapped(optimizer("Adam", 0.5, epsilon=1e-30))
 
     @tf.function
     def step(ids: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(ids))
         variables = layer.trainable_variables
-        one.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
+        our_optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
     step(tf.constant([1, 1, 2 + rank.rank]))
     step(tf.constant([4, 4, 4]))
     rows = _rows(layer)
-    # A first update of Adam is the learning rate, whatever the gradient. The second one leaves all other rows alone.
+    # Adam's first update is the learning rate, whatever the gradient. The second one changes no other row.
     first = 0.5 * np.sqrt((1 - 0.999**2) / 1) / (1 - 0.9**2) * 0.1 / np.sqrt(0.001)
     expected = np.zeros((ROWS, DIM))
     expected[[1, 2, 3]] = -0.5
@@ -491,7 +495,9 @@ def _within(kind: str, layer: Any, ids: Any) -> Any:
         return tf.cond(tf.size(ids) > 0, look, lambda: 0.0)
     if kind == "tf.while_loop":
         return tf.while_loop(lambda i, _: i < 2, lambda i, total: (i + 1, total + look()), (0, 0.0))[1]
-    return tf.reduce_sum(tf.map_fn(lambda one: tf.reduce_sum(layer(one)), ids, fn_output_signature=tf.float32))
+    return tf.reduce_sum(
+        tf.map_fn(lambda id_of_row: tf.reduce_sum(layer(id_of_row)), ids, fn_output_signature=tf.float32)
+    )
 
 
 @works("layers", CONTROL_FLOW)
@@ -514,7 +520,7 @@ def control_flow(rank: Any) -> None:
         x = tf.Variable(1.0)
         loss = recomputed(x)
     _assert_refused(lambda: tape.gradient(loss, [x, *layer.trainable_variables]), "tf.recompute_grad")
-    one = wrapped(optimizer("SGD", 1.0))
+    our_optimizer = wrapped(optimizer("SGD", 1.0))
 
     @tf.function
     def inside(flag: tf.Tensor) -> Any:
@@ -525,7 +531,7 @@ def control_flow(rank: Any) -> None:
 
         rows = tf.cond(flag, body, lambda: tf.zeros([2, DIM]))
         gradient = tf.IndexedSlices(rows, tf.constant([1, 2], tf.int64))
-        one.apply_gradients([(gradient, layer.trainable_variables[0])])
+        our_optimizer.apply_gradients([(gradient, layer.trainable_variables[0])])
 
     inside(tf.constant(True))
     np.testing.assert_array_equal(_rows(layer)[[1, 2, 3]], [[0.0] * DIM, [0.0] * DIM, [1.0] * DIM])
@@ -541,13 +547,13 @@ def table_configuration(rank: Any) -> None:
     assert np.abs(_rows(ours.layers[1]) - before).max() > 1e-4, "the table's own rate"
     again = tsps.Embedding(None, DIM, table=tsps.TableConfig("others", DIM, seed=3))
     rank.same(_rows(again).tolist())
-    theirs = model(KerasEmbedding(ROWS, DIM))
+    reference = model(KerasEmbedding(ROWS, DIM))
     ours = model(tsps.Embedding(ROWS, DIM, storage=tsps.Tiered(rank.folder / "disk", memory="16 MiB")))
-    ours.set_weights(theirs.get_weights())
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adagrad", 0.05))
-    ours = model(tsps.Embedding(ROWS, DIM, placement=tsps.Sharded()))  # on one machine, where nothing changes
-    ours.set_weights(theirs.get_weights())
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adagrad", 0.05))
+    ours.set_weights(reference.get_weights())
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("Adagrad", 0.05))
+    ours = model(tsps.Embedding(ROWS, DIM, placement=tsps.Sharded()))  # on one machine, sharding changes nothing
+    ours.set_weights(reference.get_weights())
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("Adagrad", 0.05))
     _assert_refused(lambda: tsps.Embedding(ROWS, DIM, placement="sharded"), "replicated")
     _assert_refused(lambda: tsps.Embedding(ROWS, DIM, cache=100), "cache")
 

@@ -1,4 +1,4 @@
-"""Rows of "What works with what" that are refused: each case ends with the refusal, which the test reads."""
+"""Rows of "What works with what" that are refused. Each case ends with the refusal, which the test reads."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def policy_of_float16(rank: Any) -> None:
 @works("training", "`mixed_float16`", keras=3)
 def policy_of_float16_with_a_fixed_scale(rank: Any) -> None:
     with policy("mixed_float16"):
-        ours, theirs = pair()
+        ours, reference = pair()
         ours.compile(wrapped(optimizer("SGD", 0.05, loss_scale_factor=8.0)), "mse", auto_scale_loss=False)
-        theirs.compile(optimizer("SGD", 0.05), "mse", auto_scale_loss=False)
-        fit(ours, rank.rank), fit(theirs, None)
-        assert_equal(rank, ours, theirs, tolerance=0.01)  # gradients have 11 bits
+        reference.compile(optimizer("SGD", 0.05), "mse", auto_scale_loss=False)
+        fit(ours, rank.rank), fit(reference, None)
+        assert_equal(rank, ours, reference, tolerance=0.01)  # gradients have 11 bits
 
 
 @refused("training", SCALED, "cannot wrap a LossScaleOptimizer: tables would miss the steps that it skips")
@@ -130,7 +130,7 @@ def xla_is_turned_off_by_keras_3(rank: Any) -> None:
     assert not ours.jit_compile
 
 
-# --- what else reduces ---
+# --- other reductions ---
 
 
 @refused("training", STRATEGIES, "Horovod is initialised")
@@ -193,14 +193,14 @@ def horovods_broadcast(rank: Any) -> None:
 @refused("training", "a table's gradient that was reduced by Horovod's operations", r"tsps\.DistributedGradientTape")
 def gradients_gathered_by_horovod(rank: Any) -> None:
     ours = model(tsps.Embedding(ROWS, DIM))
-    one = wrapped(optimizer("SGD", 0.05))
+    our_optimizer = wrapped(optimizer("SGD", 0.05))
 
     def apply(pairs: list[Any]) -> None:
-        (gradient, anchor), *others = pairs
+        (gradient, anchor), *other_pairs = pairs
         gathered = tf.IndexedSlices(
             hvd.allgather(gradient.values, name="matrix.values"), hvd.allgather(gradient.indices, name="matrix.keys")
         )
-        one.apply_gradients([(gathered, anchor), *others])
+        our_optimizer.apply_gradients([(gathered, anchor), *other_pairs])
 
     tf.function(step_of(ours, apply))(tf.constant(IDS[0][:BATCH]), tf.constant(TARGETS[0][:BATCH]))
 
@@ -263,9 +263,9 @@ def other_dense_shapes(rank: Any) -> None:
 
 @refused("training", NAN, r"key \d+.*not finite")
 def gradient_that_is_not_finite(rank: Any) -> None:
-    """On rank 1 only; both ranks are told."""
+    """The gradient is not finite on rank 1 only, and both ranks get the error."""
     ours = model(tsps.Embedding(ROWS, DIM, name="words"))
-    one = wrapped(optimizer("SGD", 0.05))
+    our_optimizer = wrapped(optimizer("SGD", 0.05))
     factor = float("nan") if rank.rank == 1 else 1.0
 
     @tf.function
@@ -273,21 +273,21 @@ def gradient_that_is_not_finite(rank: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(ours.layers[1](ids)) * factor
         variables = ours.layers[1].trainable_variables
-        one.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
+        our_optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
     step(tf.constant(IDS[rank.rank][:BATCH]))
 
 
 @works("training", NAN)
 def the_batch_after_one_that_is_not_finite(rank: Any) -> None:
-    ours, theirs = pair()
+    ours, reference = pair()
     ours.compile(wrapped(optimizer("Adam", 0.05)), "mse")
-    theirs.compile(optimizer("Adam", 0.05), "mse")
+    reference.compile(optimizer("Adam", 0.05), "mse")
     bad = TARGETS[0][:BATCH] * np.float32("nan")
     before = [weight.copy() for weight in ours.get_weights()]
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         ours.train_on_batch(IDS[0][:BATCH], bad if rank.rank == 0 else TARGETS[1][:BATCH])
     for weight, earlier in zip(ours.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, earlier)
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    fit(ours, rank.rank), fit(reference, None)
+    assert_equal(rank, ours, reference)

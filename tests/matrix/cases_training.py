@@ -1,4 +1,4 @@
-"""Rows of "What works with what" that work. The reference is Keras on both ranks' samples, if nothing else is said."""
+"""Rows of "What works with what" that work. The reference is Keras on both ranks' samples, unless noted otherwise."""
 
 from __future__ import annotations
 
@@ -49,37 +49,37 @@ def fit_in_a_graph(rank: Any) -> None:
 
 @works("training", WAYS)
 def loop_of_a_function(rank: Any) -> None:
-    ours, theirs = pair()
-    one, other = wrapped(optimizer("Adagrad", 0.05)), optimizer("Adagrad", 0.05)
-    loop(tf.function(step_of(ours, one.apply_gradients)), rank.rank)
-    loop(tf.function(step_of(theirs, other.apply_gradients)), None)
-    assert_equal(rank, ours, theirs)
+    ours, reference = pair()
+    our_optimizer, keras_optimizer = wrapped(optimizer("Adagrad", 0.05)), optimizer("Adagrad", 0.05)
+    loop(tf.function(step_of(ours, our_optimizer.apply_gradients)), rank.rank)
+    loop(tf.function(step_of(reference, keras_optimizer.apply_gradients)), None)
+    assert_equal(rank, ours, reference)
 
 
 @works("training", WAYS)
 def loop_that_is_eager(rank: Any) -> None:
-    ours, theirs = pair()
-    one, other = wrapped(optimizer("Adagrad", 0.05)), optimizer("Adagrad", 0.05)
-    loop(step_of(ours, one.apply_gradients), rank.rank, epochs=1)
-    loop(step_of(theirs, other.apply_gradients), None, epochs=1)
-    assert_equal(rank, ours, theirs)
+    ours, reference = pair()
+    our_optimizer, keras_optimizer = wrapped(optimizer("Adagrad", 0.05)), optimizer("Adagrad", 0.05)
+    loop(step_of(ours, our_optimizer.apply_gradients), rank.rank, epochs=1)
+    loop(step_of(reference, keras_optimizer.apply_gradients), None, epochs=1)
+    assert_equal(rank, ours, reference)
 
 
 @works("training", WAYS)
 def loop_inside_a_graph(rank: Any) -> None:
-    ours, theirs = pair()
-    one, other = wrapped(optimizer("Adagrad", 0.05)), optimizer("Adagrad", 0.05)
+    ours, reference = pair()
+    our_optimizer, keras_optimizer = wrapped(optimizer("Adagrad", 0.05)), optimizer("Adagrad", 0.05)
 
     @tf.function
     def epoch(ids: tf.Tensor, targets: tf.Tensor) -> None:
-        step = step_of(ours, one.apply_gradients)
+        step = step_of(ours, our_optimizer.apply_gradients)
         for i in tf.range(BATCHES):
             step(ids[i * BATCH : (i + 1) * BATCH], targets[i * BATCH : (i + 1) * BATCH])
 
     for _ in range(3):
         epoch(tf.constant(IDS[rank.rank]), tf.constant(TARGETS[rank.rank]))
-    loop(tf.function(step_of(theirs, other.apply_gradients)), None)
-    assert_equal(rank, ours, theirs)
+    loop(tf.function(step_of(reference, keras_optimizer.apply_gradients)), None)
+    assert_equal(rank, ours, reference)
 
 
 @works("training", VERSIONS)
@@ -96,16 +96,16 @@ def every_legacy_optimizer(rank: Any) -> None:
 
 @works("training", VERSIONS)
 def trains_on_after_saving_and_loading(rank: Any) -> None:
-    ours, theirs = pair()
+    ours, reference = pair()
     ours.compile(wrapped(optimizer("Adam", 0.05)), "mse")
-    theirs.compile(optimizer("Adam", 0.05), "mse")
+    reference.compile(optimizer("Adam", 0.05), "mse")
     fit(ours, rank.rank, epochs=1)
     path = rank.folder / f"model-{rank.rank}.keras"
     ours.save(path)
     again = keras.models.load_model(path)
     fit(again, rank.rank, epochs=2)
-    fit(theirs, None)
-    assert_equal(rank, again, theirs)
+    fit(reference, None)
+    assert_equal(rank, again, reference)
 
 
 @works("training", "`run_eagerly`, `steps_per_execution`")
@@ -146,7 +146,7 @@ def callback_that_sets_the_rate(rank: Any) -> None:
 
 
 class _WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """From nothing to 0.1 in ten updates."""
+    """Increases from 0 to 0.1 in ten updates."""
 
     def __call__(self, step: Any) -> Any:
         return 0.1 * tf.minimum(1.0, (tf.cast(step, tf.float32) + 1.0) / 10.0)
@@ -166,7 +166,7 @@ def _clipped(rank: Any, clip: dict[str, float]) -> None:
     free.compile(wrapped(optimizer("SGD", 0.5)), "mse")
     fit(free, rank.rank)
     differences = [np.abs(a - b).max() for a, b in zip(ours.get_weights(), free.get_weights(), strict=True)]
-    assert min(differences[:2]) > 1e-3, "the limit must bind, or the case says nothing"
+    assert min(differences[:2]) > 1e-3, "the limit must change the updates, otherwise this case tests nothing"
 
 
 @works("training", "`clipnorm`")
@@ -184,12 +184,12 @@ def clipping_by_the_global_norm(rank: Any) -> None:
     _clipped(rank, {"global_clipnorm": 0.05})
 
 
-# --- optimizers that do something else with tables than with dense weights ---
+# --- optimizers that treat tables and dense weights differently ---
 
 
 def _assert_hybrid(rank: Any, make: Any) -> None:
-    """Dense weights do what Keras's optimizer does, rows what its SGD does."""
-    ours, theirs = pair()
+    """Dense weights are updated as by the Keras optimizer, and rows as by Keras's SGD."""
+    ours, reference = pair()
     ours.compile(wrapped(make(), sparse_optimizer="sgd"), "mse")
     fit(ours, rank.rank)
     of_rows, of_dense = optimizer("SGD", 0.05), make()
@@ -198,9 +198,9 @@ def _assert_hybrid(rank: Any, make: Any) -> None:
         of_rows.apply_gradients(pairs[:1])
         of_dense.apply_gradients(pairs[1:])
 
-    # In a graph, as `fit`: Keras 2's Nadam counts updates when it is traced.
-    loop(tf.function(step_of(theirs, apply)), None)
-    assert_equal(rank, ours, theirs)
+    # The reference runs in a graph, like `fit`, because Keras 2's Nadam counts updates when it is traced.
+    loop(tf.function(step_of(reference, apply)), None)
+    assert_equal(rank, ours, reference)
 
 
 @works("training", "weight decay, but AdamW's")
@@ -228,7 +228,7 @@ def dense_weights_keep_rules_that_tables_do_not_have(rank: Any) -> None:
 
 @works("training", "several optimizers in one model")
 def two_optimizers(rank: Any) -> None:
-    ours, theirs = pair()
+    ours, reference = pair()
 
     def two(wrap: Any) -> Any:
         first, second = wrap(optimizer("Adagrad", 0.05)), wrap(optimizer("Adam", 0.02))
@@ -241,8 +241,8 @@ def two_optimizers(rank: Any) -> None:
 
     before = int(tsps.job.current().step.numpy())
     loop(tf.function(step_of(ours, two(wrapped))), rank.rank)
-    loop(step_of(theirs, two(lambda inner: inner)), None)
-    assert_equal(rank, ours, theirs)
+    loop(step_of(reference, two(lambda inner: inner)), None)
+    assert_equal(rank, ours, reference)
     assert int(tsps.job.current().step.numpy()) == before + 3 * BATCHES
 
 
@@ -251,35 +251,37 @@ def two_optimizers(rank: Any) -> None:
 
 @works("training", "models of tables only; models without tables")
 def tables_only(rank: Any) -> None:
-    def made(layer: Any) -> Any:
+    def make_model(layer: Any) -> Any:
         ids = keras.layers.Input((3,), dtype="int64")
         return keras.Model(ids, keras.layers.GlobalAveragePooling1D()(layer(ids)))
 
-    theirs, ours = made(KerasEmbedding(ROWS, 1)), made(tsps.Embedding(ROWS, 1))
-    ours.set_weights(theirs.get_weights())
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("Adam", 0.05))
+    reference, ours = make_model(KerasEmbedding(ROWS, 1)), make_model(tsps.Embedding(ROWS, 1))
+    ours.set_weights(reference.get_weights())
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("Adam", 0.05))
 
 
 @works("training", "models of tables only; models without tables")
 def no_tables(rank: Any) -> None:
-    ours, theirs = (keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)]) for _ in range(2))
-    ours.set_weights(theirs.get_weights())
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.001, momentum=0.9))
+    ours, reference = (keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)]) for _ in range(2))
+    ours.set_weights(reference.get_weights())
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("SGD", 0.001, momentum=0.9))
 
 
 def _assert_beside_keras_layer(rank: Any, rows: int) -> None:
-    def made(layer: Any) -> Any:
+    def make_model(layer: Any) -> Any:
         ids = keras.layers.Input((3,), dtype="int64")
-        other = keras.layers.Embedding(rows, 8, embeddings_initializer="ones", name="of_keras")
-        hidden = keras.layers.Concatenate()([keras.layers.Flatten()(one(ids)) for one in (layer, other)])
+        keras_layer = keras.layers.Embedding(rows, 8, embeddings_initializer="ones", name="of_keras")
+        hidden = keras.layers.Concatenate()(
+            [keras.layers.Flatten()(layer_of_ids(ids)) for layer_of_ids in (layer, keras_layer)]
+        )
         return keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(hidden))
 
-    ours, theirs = made(tsps.Embedding(ROWS, DIM)), made(keras.layers.Embedding(ROWS, DIM))
-    ours.set_weights(theirs.get_weights())
+    ours, reference = make_model(tsps.Embedding(ROWS, DIM)), make_model(keras.layers.Embedding(ROWS, DIM))
+    ours.set_weights(reference.get_weights())
     ours.compile(wrapped(optimizer("SGD", 0.01)), "mse")
-    theirs.compile(optimizer("SGD", 0.01), "mse")
-    fit(ours, rank.rank, epochs=1), fit(theirs, None, epochs=1)
-    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+    reference.compile(optimizer("SGD", 0.01), "mse")
+    fit(ours, rank.rank, epochs=1), fit(reference, None, epochs=1)
+    for a, b in zip(ours.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert np.abs(ours.get_layer("of_keras").get_weights()[0][:ROWS] - 1).max() > 1e-3
     rank.same([float(np.abs(weight).sum()) for weight in ours.get_weights()])
@@ -297,12 +299,12 @@ def large_embedding_of_keras_beside_ours(rank: Any) -> None:
 
 @works("training", "`trainable=False`")
 def frozen_table(rank: Any) -> None:
-    ours, theirs = pair()
-    for one in (ours, theirs):
-        one.layers[1].trainable = False
+    ours, reference = pair()
+    for trained_model in (ours, reference):
+        trained_model.layers[1].trainable = False
     shared = wrapped("sgd").statistics()["rows_shared"]
     before = ours.get_weights()[0].copy()
-    assert_trains_alike(rank, ours, theirs, lambda: optimizer("SGD", 0.05))
+    assert_trains_alike(rank, ours, reference, lambda: optimizer("SGD", 0.05))
     np.testing.assert_array_equal(ours.get_weights()[0], before)
     assert ours.optimizer.statistics()["rows_shared"] == shared, "no traffic"
 
@@ -313,21 +315,21 @@ def frozen_table(rank: Any) -> None:
 @works("training", "`mixed_bfloat16`")
 def policy_of_bfloat16(rank: Any) -> None:
     with policy("mixed_bfloat16"):
-        # Gradients have 8 bits, and the two ranks' are added up in another order than a batch of both.
+        # Gradients have 8 bits, and the sum of two ranks has another order than that of a batch of both.
         ours, _ = assert_fit(rank, lambda: optimizer("SGD", 0.05), tolerance=0.03)
         assert ours.layers[1](tf.constant([[1]])).dtype == tf.bfloat16
 
 
 @works("training", "`loss_scale_factor` (Keras 3)", keras=3)
 def fixed_loss_scale(rank: Any) -> None:
-    ours, theirs = pair()
+    ours, reference = pair()
     ours.compile(wrapped(optimizer("Adagrad", 0.05, loss_scale_factor=1024.0)), "mse")
-    theirs.compile(optimizer("Adagrad", 0.05), "mse")
-    fit(ours, rank.rank), fit(theirs, None)
-    assert_equal(rank, ours, theirs)
+    reference.compile(optimizer("Adagrad", 0.05), "mse")
+    fit(ours, rank.rank), fit(reference, None)
+    assert_equal(rank, ours, reference)
 
 
-# --- schedules, and ranks that are not alike ---
+# --- schedules, and ranks that differ ---
 
 
 @works("training", "`schedule=`: `TimedBuckets`, `DelayedGlobal`")
@@ -340,16 +342,16 @@ def timed_buckets(rank: Any) -> None:
 
 @works("training", "`schedule=`: `TimedBuckets`, `DelayedGlobal`")
 def delayed_global(rank: Any) -> None:
-    ours, theirs = pair()
+    ours, reference = pair()
     schedule = tsps.schedules.DelayedGlobal(staleness=1, cycle=4)
     ours.compile(wrapped(optimizer("SGD", 0.05), schedule=schedule), "mse")
-    theirs.compile(optimizer("SGD", 0.05), "mse")
+    reference.compile(optimizer("SGD", 0.05), "mse")
     drain = tsps.callbacks.Drain()
     losses = fit(ours, rank.rank, epochs=20, callbacks=[drain, tsps.callbacks.MetricAverage()]).history["loss"]
-    wanted = fit(theirs, None, epochs=20).history["loss"]
+    expected = fit(reference, None, epochs=20).history["loss"]
     rank.same([weight.tolist() for weight in ours.get_weights()])
-    # Another trajectory, to the same end.
-    assert abs(losses[-1] - wanted[-1]) < 0.1 * wanted[0], (losses, wanted)
+    # The trajectory differs, and the end is the same.
+    assert abs(losses[-1] - expected[-1]) < 0.1 * expected[0], (losses, expected)
     assert ours.optimizer.schedule_report()["most_late"] <= 1
 
 
@@ -372,16 +374,16 @@ def evaluation_on_one_rank(rank: Any) -> None:
 
 @works("training", "ranks with different numbers of batches")
 def equal_steps(rank: Any) -> None:
-    """Rank 1 has half of the batches: those that it lacks are rank 0's alone."""
-    ours, theirs = pair()
+    """Rank 1 has half of the batches. The other steps have rank 0's batches alone."""
+    ours, reference = pair()
     samples = BATCH * (BATCHES // (1 + rank.rank))
     data = tf.data.Dataset.from_tensor_slices((IDS[rank.rank][:samples], TARGETS[rank.rank][:samples])).batch(BATCH)
     equal = tsps.callbacks.EqualSteps(data)
     assert (equal.steps, equal.own_steps) == (BATCHES, BATCHES // (1 + rank.rank))
-    one, other = wrapped(optimizer("SGD", 0.05)), optimizer("SGD", 0.05)
-    ours.compile(one, "mse")
+    our_optimizer, keras_optimizer = wrapped(optimizer("SGD", 0.05)), optimizer("SGD", 0.05)
+    ours.compile(our_optimizer, "mse")
     ours.fit(equal.dataset, epochs=2, verbose=0, callbacks=[equal])
-    step = step_of(theirs, other.apply_gradients)
+    step = step_of(reference, keras_optimizer.apply_gradients)
     whole = BATCH * 2
     for _ in range(2):
         for i in range(BATCHES):
@@ -391,35 +393,35 @@ def equal_steps(rank: Any) -> None:
                 step(tf.constant(both(IDS)[part]), tf.constant(both(TARGETS)[part]))
             else:
                 step(tf.constant(IDS[0][part]), tf.constant(TARGETS[0][part]))
-    assert_equal(rank, ours, theirs)
+    assert_equal(rank, ours, reference)
 
 
 @works("training", UNEQUAL)
 def batches_of_different_sizes(rank: Any) -> None:
-    """Rank 1's batches are smaller, and some empty: with their sizes as weights a step is Keras's on all samples."""
-    ours, theirs = pair()
-    one, other = wrapped(optimizer("SGD", 0.05), sparse_reduction="sum"), optimizer("SGD", 0.05)
+    """Rank 1's batches are smaller, and some are empty. With sizes as weights, a step is Keras's on all samples."""
+    ours, reference = pair()
+    our_optimizer, keras_optimizer = wrapped(optimizer("SGD", 0.05), sparse_reduction="sum"), optimizer("SGD", 0.05)
     sizes = [[4, 4, 4, 4], [4, 2, 0, 1]]
 
     @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 1]), tf.TensorSpec([])])
     def step(ids: tf.Tensor, targets: tf.Tensor, total: tf.Tensor) -> None:
-        own = tf.cast(tf.shape(ids)[0], tf.float32)
-        one.rank_weight.assign(own)
+        n_own = tf.cast(tf.shape(ids)[0], tf.float32)
+        our_optimizer.rank_weight.assign(n_own)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((ours(ids, training=True) - targets) ** 2)
         variables = ours.trainable_variables
-        first, *others = tape.gradient(loss, variables)
-        # Tables know weight 0 and others only: their sum over ranks is made a mean over samples here.
-        first = tf.IndexedSlices(first.values * (own / total), first.indices)
-        one.apply_gradients(list(zip([first, *others], variables, strict=True)))
+        first, *other_gradients = tape.gradient(loss, variables)
+        # Tables distinguish only weight 0 from others, so this turns their sum over ranks into a mean over samples.
+        first = tf.IndexedSlices(first.values * (n_own / total), first.indices)
+        our_optimizer.apply_gradients(list(zip([first, *other_gradients], variables, strict=True)))
 
-    plain = step_of(theirs, other.apply_gradients)
+    plain = step_of(reference, keras_optimizer.apply_gradients)
     for i in range(4):
         parts = [slice(i * BATCH, i * BATCH + of_rank[i]) for of_rank in sizes]
-        own = parts[rank.rank]
+        own_part = parts[rank.rank]
         total = float(sizes[0][i] + sizes[1][i])
-        step(tf.constant(IDS[rank.rank][own]), tf.constant(TARGETS[rank.rank][own]), tf.constant(total))
-        ids, targets = (np.concatenate([of[r][parts[r]] for r in (0, 1)]) for of in (IDS, TARGETS))
+        step(tf.constant(IDS[rank.rank][own_part]), tf.constant(TARGETS[rank.rank][own_part]), tf.constant(total))
+        ids, targets = (np.concatenate([arrays[r][parts[r]] for r in (0, 1)]) for arrays in (IDS, TARGETS))
         plain(tf.constant(ids), tf.constant(targets))
-    assert_equal(rank, ours, theirs)
+    assert_equal(rank, ours, reference)
     assert np.isfinite(ours.get_weights()[0]).all()

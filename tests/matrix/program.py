@@ -1,7 +1,7 @@
 """One rank of the job that runs cases one after another.
 
-Arguments: a file with the names of the cases, a line each; the folder for results, where it writes RANK.jsonl: a line
-when a case begins and one when it has ended.
+Arguments: a file with the names of the cases, one per line; the folder for results. The program writes RANK.jsonl
+there, with a line when a case begins and another when it has ended.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tf_sparse_ps._compat import _keras
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """What a case is given.
+    """The argument of a case.
 
     Attributes:
       ranks: The job's collectives.
-      rank: Of this process, 0 or 1.
-      folder: Of this case, the same on both ranks; empty.
+      rank: The rank of this process, 0 or 1.
+      folder: An empty folder for this case, the same on both ranks.
     """
 
     ranks: Any
@@ -33,13 +33,13 @@ class Rank:
     folder: Path
 
     def same(self, value: Any) -> None:
-        """Asserts that both ranks have an equal value, of lists, numbers and texts."""
+        """Asserts that both ranks have an equal value, which consists of lists, numbers and texts."""
         everyone = self.ranks.allgather_object(value, "matrix.same")
         assert everyone[0] == everyone[1], f"ranks differ: {everyone}"
 
 
 def main() -> None:
-    """Runs the cases; both ranks do each, and go on when both are through."""
+    """Runs the cases. Both ranks run each case, and begin the next one when both are done."""
     ranks = tsps.init()
     assert ranks.size == 2
     import cases  # noqa: F401, registers them
@@ -53,13 +53,13 @@ def main() -> None:
 
         for name in Path(sys.argv[1]).read_text().split():
             write(begun=name)
-            own = folder / name
-            own.mkdir(exist_ok=True)
+            case_folder = folder / name
+            case_folder.mkdir(exist_ok=True)
             _keras.keras.backend.clear_session()
             _keras.keras.utils.set_random_seed(11)
             error = None
             try:
-                CASES[name].run(Rank(ranks, ranks.rank, own))
+                CASES[name].run(Rank(ranks, ranks.rank, case_folder))
             except Exception as raised:
                 error = [f"{type(raised).__name__}: {raised}", traceback.format_exc()]
             gc.collect()

@@ -1,4 +1,4 @@
-"""Which case belongs to which row of the documentation's tables."""
+"""Registers the cases of the rows of the documentation's tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tf_sparse_ps._compat import _keras
 
 ROOT = Path(__file__).resolve().parents[2]
-# Tables, by the page and the beginning of their header.
+# The tables, by their page and the beginning of their header.
 TABLES = {
     "training": ("docs/training-reference.md", "| feature |"),
     "strategies": ("docs/training-reference.md", "| under a strategy of several replicas |"),
@@ -25,9 +25,9 @@ class Row:
     """A row of a table.
 
     Attributes:
-      feature: Its first cell.
-      verdict: Its second one: "works", "same", "adapted", "new" or "refused", and what follows.
-      text: The rest.
+      feature: The first cell.
+      verdict: The second cell: "works", "same", "adapted", "new" or "refused", and further text.
+      text: The other cells.
     """
 
     feature: str
@@ -37,13 +37,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is run for a row, on every rank of a job of two.
+    """A program for a row, which every rank of a job of two runs.
 
     Attributes:
-      name: Of the function.
+      name: The name of the function.
       table, feature: The row.
-      run: Takes what `program.Rank` is. It raises where the row's promise is not kept.
-      refused: A regular expression: `run` must end with an error that has it, on both ranks.
+      run: The function, which gets a `program.Rank`. It raises an error if the promise of the row is not kept.
+      refused: A regular expression. If it is set, `run` must end with an error that matches it, on both ranks.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Covered:
-    """A row that another suite runs.
+    """A row that another suite tests.
 
     Attributes:
       table, feature: The row.
-      tests: `file::function`, from the root; at least one.
-      refused: Whether it is a refusal that they test.
+      tests: One or more tests, as `file::function`, relative to the root.
+      refused: Whether the tests are about a refusal.
     """
 
     table: str
@@ -69,18 +69,18 @@ class Covered:
     refused: bool = False
 
 
-CASES: dict[str, Case] = {}  # of the Keras that is installed
+CASES: dict[str, Case] = {}  # for the installed Keras
 COVERED: list[Covered] = []
-DECLARED: set[tuple[str, str, bool]] = set()  # table, feature, whether refused: of both Kerases' cases
+DECLARED: set[tuple[str, str, bool]] = set()  # table, feature, whether refused; for both Kerases
 
 
 def works(table: str, feature: str, *, keras: int | None = None) -> Callable[[Callable[[Any], Any]], Any]:
-    """Registers a case of a row that works, under both versions of Keras or under one."""
+    """Registers a case of a row that works, for both versions of Keras or for one."""
     return _register(table, feature, None, keras)
 
 
 def refused(table: str, feature: str, words: str, *, keras: int | None = None) -> Callable[[Callable[[Any], Any]], Any]:
-    """Registers a case that must be refused with a text that has `words`, a regular expression."""
+    """Registers a case that must be refused with a text that matches `words`, a regular expression."""
     return _register(table, feature, words, keras)
 
 
@@ -99,20 +99,20 @@ def _register(
 
 
 def covered(table: str, feature: str, *tests: str, refused: bool = False) -> None:
-    """Registers a row that tests of other suites run."""
+    """Registers a row that other suites test."""
     COVERED.append(Covered(table, feature, tests, refused))
     DECLARED.add((table, feature, refused))
 
 
 def rows(table: str) -> list[Row]:
-    """The rows of a table, as the page has them now."""
+    """Returns the rows of a table, as the page has them now."""
     page, header = TABLES[table]
     lines = (ROOT / page).read_text().splitlines()
     (begin,) = [number for number, line in enumerate(lines) if line.startswith(header)]
-    found = []
+    table_rows = []
     for line in lines[begin + 2 :]:
         if not line.startswith("|"):
             break
         feature, verdict, *text = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
-        found.append(Row(feature, verdict, " | ".join(text)))
-    return found
+        table_rows.append(Row(feature, verdict, " | ".join(text)))
+    return table_rows

@@ -1,7 +1,7 @@
-"""A model with our table on two ranks, and Keras's own on one: what it trains to is the reference.
+"""A model with our table on two ranks, and a Keras model on one, whose training is the reference.
 
-Every batch of a rank has every id once. So both ranks have each key, whose gradient is then the mean of the two, like
-that of dense weights: one step is Keras's step on both ranks' batches together. And lazy and dense rules do the same.
+Every batch of a rank has every id once. Both ranks therefore have each key, and its gradient is the mean of the two, as
+for dense weights: one step is Keras's step on both ranks' batches together. Lazy and dense rules then agree, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf_sparse_ps._compat import _keras
 keras = _keras.keras
 KERAS_3 = _keras.IS_KERAS_3
 ROWS, DIM, BATCH, BATCHES = 12, 3, 4, 6
-TOLERANCE = 1e-4  # of the largest weight, after 18 updates in float32; Adam and RMSprop divide by small roots
+TOLERANCE = 1e-4  # relative to the largest weight, after 18 float32 updates; Adam and RMSprop divide by small roots
 
 _draw = np.random.default_rng(5)
 IDS = [np.concatenate([_draw.permutation(ROWS).reshape(BATCH, 3) for _ in range(BATCHES)]) for _ in range(2)]
@@ -27,37 +27,37 @@ TARGETS = [_draw.normal(size=(BATCH * BATCHES, 1)).astype(np.float32) for _ in r
 
 
 def both(of_ranks: list[np.ndarray]) -> np.ndarray:
-    """Both ranks' samples, batch by batch."""
-    parts = [one.reshape(BATCHES, BATCH, -1) for one in of_ranks]
+    """Returns both ranks' samples, batch by batch."""
+    parts = [samples.reshape(BATCHES, BATCH, -1) for samples in of_ranks]
     return np.concatenate(parts, axis=1).reshape(BATCHES * BATCH * 2, -1)
 
 
 def optimizer(name: str, *args: Any, **options: Any) -> Any:
-    """A Keras optimizer by name; "legacy." in front for Keras 2's legacy ones."""
+    """Returns a Keras optimizer by its name. The prefix "legacy." selects Keras 2's legacy optimizers."""
     home = keras.optimizers.legacy if name.startswith("legacy.") else keras.optimizers
     return getattr(home, name.removeprefix("legacy."))(*args, **options)
 
 
 def wrapped(inner: Any, **options: Any) -> Any:
-    """Ours around it."""
+    """Wraps an optimizer in ours."""
     return tsps.DistributedOptimizer(inner, **options)
 
 
 class KerasEmbedding(keras.layers.Embedding):
-    """Keras's own, with a dense gradient: of a sparse one Keras 3 does not add up what ids that repeat have.
+    """Keras's layer with a dense gradient, because Keras 3 does not add up the gradients of repeated ids.
 
-    So its rules that are not linear would not be a reference. Here both ranks' batches have the same ids.
+    Its nonlinear rules would therefore be no reference. Here, both ranks' batches have the same ids.
     """
 
     def call(self, inputs: Any) -> Any:
-        """Looks ids[...] up: [..., output_dim]."""
+        """Looks up ids[...]; returns rows [..., output_dim]."""
         rows = tf.cast(tf.convert_to_tensor(self.embeddings), self.compute_dtype)
         return tf.matmul(tf.one_hot(tf.cast(inputs, tf.int64), self.input_dim, dtype=rows.dtype), rows)
 
 
 @contextlib.contextmanager
 def policy(name: str) -> Iterator[None]:
-    """The dtype policy of layers that are made within."""
+    """Sets the dtype policy of layers that are made in the block."""
     set_policy = keras.config.set_dtype_policy if KERAS_3 else keras.mixed_precision.set_global_policy
     set_policy(name)
     try:
@@ -67,41 +67,41 @@ def policy(name: str) -> Iterator[None]:
 
 
 def model(layer: Any, *, activation: str = "tanh") -> Any:
-    """ids[batch, 3] -> layer -> one output."""
+    """Returns a model: ids[batch, 3] -> layer -> one output."""
     ids = keras.layers.Input((3,), dtype="int64")
     hidden = keras.layers.Dense(4, activation=activation)(keras.layers.Flatten()(layer(ids)))
     return keras.Model(ids, keras.layers.Dense(1)(hidden))
 
 
 def pair(kind: Any = KerasEmbedding, **layer_options: Any) -> tuple[Any, Any]:
-    """Ours and Keras's model, of the same weights; `kind`: of its layer."""
-    theirs = model(kind(ROWS, DIM, **layer_options))
+    """Returns our model and Keras's, with the same weights. `kind`: the class of Keras's layer."""
+    reference = model(kind(ROWS, DIM, **layer_options))
     ours = model(tsps.Embedding(ROWS, DIM, **layer_options))
-    ours.set_weights(theirs.get_weights())
-    return ours, theirs
+    ours.set_weights(reference.get_weights())
+    return ours, reference
 
 
-def fit(one: Any, rank: int | None, *, epochs: int = 3, **options: Any) -> Any:
+def fit(trained_model: Any, rank: int | None, *, epochs: int = 3, **options: Any) -> Any:
     """Trains on a rank's samples, or on both ranks' (None), in their order; returns the history."""
     ids, targets = (both(IDS), both(TARGETS)) if rank is None else (IDS[rank], TARGETS[rank])
     batch = BATCH * 2 if rank is None else BATCH
-    return one.fit(ids, targets, batch_size=batch, epochs=epochs, verbose=0, shuffle=False, **options)
+    return trained_model.fit(ids, targets, batch_size=batch, epochs=epochs, verbose=0, shuffle=False, **options)
 
 
-def step_of(one: Any, apply: Callable[[list[Any]], Any]) -> Callable[[Any, Any], None]:
-    """A training step: gradients of the mean squared error, and `apply` with pairs of them and their variables."""
+def step_of(trained_model: Any, apply: Callable[[list[Any]], Any]) -> Callable[[Any, Any], None]:
+    """Returns a training step: it computes gradients of the mean squared error, and calls `apply` with the pairs."""
 
     def step(ids: tf.Tensor, targets: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((one(ids, training=True) - targets) ** 2)
-        variables = one.trainable_variables
+            loss = tf.reduce_mean((trained_model(ids, training=True) - targets) ** 2)
+        variables = trained_model.trainable_variables
         apply(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
     return step
 
 
 def loop(step: Callable[[Any, Any], Any], rank: int | None, *, epochs: int = 3) -> None:
-    """Calls a step with the batches that `fit` would have."""
+    """Calls a step with the batches of `fit`."""
     ids, targets = (both(IDS), both(TARGETS)) if rank is None else (IDS[rank], TARGETS[rank])
     size = BATCH * 2 if rank is None else BATCH
     for _ in range(epochs):
@@ -109,23 +109,23 @@ def loop(step: Callable[[Any, Any], Any], rank: int | None, *, epochs: int = 3) 
             step(tf.constant(ids[start : start + size]), tf.constant(targets[start : start + size]))
 
 
-def difference(ours: Any, theirs: Any) -> float:
-    """The largest difference of weights, relative to each one's largest."""
-    pairs = zip(ours.get_weights(), theirs.get_weights(), strict=True)
+def difference(ours: Any, reference: Any) -> float:
+    """Returns the largest difference of weights, relative to the largest value of each."""
+    pairs = zip(ours.get_weights(), reference.get_weights(), strict=True)
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def assert_equal(rank: Any, ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
-    """Ours has trained to Keras's weights, and alike on both ranks, bit for bit."""
-    found = difference(ours, theirs)
-    assert found < tolerance, f"differs from Keras by {found:.1e} of the largest weight"
+def assert_equal(rank: Any, ours: Any, reference: Any, tolerance: float = TOLERANCE) -> None:
+    """Fails unless ours has trained to Keras's weights, with the same bits on both ranks."""
+    largest = difference(ours, reference)
+    assert largest < tolerance, f"differs from Keras by {largest:.1e} of the largest weight"
     rank.same([weight.tolist() for weight in ours.get_weights()])
 
 
 def assert_trains_alike(
     rank: Any,
     ours: Any,
-    theirs: Any,
+    reference: Any,
     make: Callable[[], Any],
     *,
     wrap: dict[str, Any] | None = None,
@@ -134,30 +134,30 @@ def assert_trains_alike(
     tolerance: float = TOLERANCE,
     **compile_options: Any,
 ) -> None:
-    """`fit` of ours on two ranks equals `fit` of theirs, of the same weights, on both ranks' samples.
+    """Fails unless `fit` of ours on two ranks equals `fit` of the reference on both ranks' samples.
 
     Args:
-      rank: Of this process.
-      ours, theirs: Models.
-      make: Makes the optimizer that is wrapped, and Keras's.
+      rank: The argument of the case.
+      ours, reference: The models, which have the same weights.
+      make: Makes the optimizer. It is called for both models, and ours is wrapped.
       wrap: Options of the wrapper.
-      callbacks: Makes those of each.
-      ours_only: Callbacks of ours.
-      tolerance: See `TOLERANCE`.
-      compile_options: Of both.
+      callbacks: Makes the callbacks of each model.
+      ours_only: Additional callbacks of ours.
+      tolerance: The largest accepted difference, as `TOLERANCE`.
+      compile_options: Options of `compile` for both.
     """
     ours.compile(wrapped(make(), **(wrap or {})), "mse", **compile_options)
-    theirs.compile(make(), "mse", **compile_options)
+    reference.compile(make(), "mse", **compile_options)
     fit(ours, rank.rank, callbacks=[*ours_only, *callbacks()])
-    fit(theirs, None, callbacks=callbacks())
-    assert_equal(rank, ours, theirs, tolerance)
+    fit(reference, None, callbacks=callbacks())
+    assert_equal(rank, ours, reference, tolerance)
 
 
 def assert_fit(rank: Any, make: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
-    """`assert_trains_alike`, with its options, of a `pair`, which is returned; and the weights have moved."""
-    ours, theirs = pair()
+    """Runs `assert_trains_alike` on a `pair`, and returns the pair. Fails unless the weights have moved."""
+    ours, reference = pair()
     start = [weight.copy() for weight in ours.get_weights()]
-    assert_trains_alike(rank, ours, theirs, make, **options)
+    assert_trains_alike(rank, ours, reference, make, **options)
     for name, before, after in zip(("rows", "weights"), start, ours.get_weights(), strict=False):
         assert np.abs(after - before).max() > 1e-3, f"{name} have not moved"
-    return ours, theirs
+    return ours, reference

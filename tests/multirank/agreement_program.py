@@ -1,6 +1,6 @@
 """One rank of a job whose ranks come to differ while they train, in several ways one after another.
 
-Every rank writes down what each way ended in. Arguments: names of ways, separated by commas, and the folder for
+Every rank records the outcome of each way. Arguments: the names of ways, separated by commas, and the folder for
 results.
 """
 
@@ -25,7 +25,7 @@ Found = dict[str, Any]
 
 
 class Interrupted(keras.constraints.Constraint):
-    """A constraint of the dense kernel that is interrupted once, in the update of the dense weights."""
+    """A constraint of the dense kernel that is interrupted once, during the update of the dense weights."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -51,7 +51,7 @@ class Trained:
         constraint: Any = None,
         **options: Any,
     ) -> None:
-        """Builds it: all ranks begin alike. `inner`: the wrapped optimizer. `constraint`: of the dense kernel."""
+        """Builds the model, the same on all ranks. `inner`: the wrapped optimizer. `constraint`: the dense kernel's."""
         keras.utils.set_random_seed(1)
         inputs = keras.Input([IDS], dtype="int64")
         self.table: Any = None
@@ -68,11 +68,11 @@ class Trained:
         self.batches = np.random.default_rng(this_rank.rank())
 
     def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """The next one."""
+        """Returns the next batch."""
         return self.batches.integers(0, ROWS, (BATCH, IDS)), self.batches.normal(size=(BATCH, 1)).astype(np.float32)
 
     def step(self, spoil: Callable[[np.ndarray], None] | None = None) -> str:
-        """One step; "made", or the error. `spoil` changes the ids in place."""
+        """Makes one step; returns "made" or the error. `spoil` changes the ids in place."""
         ids, targets = self.batch()
         if spoil is not None:
             spoil(ids)
@@ -83,25 +83,25 @@ class Trained:
         return "made"
 
     def fit(self, callbacks: list[Any]) -> None:
-        """One batch by `fit`."""
+        """Trains one batch by `fit`."""
         ids, targets = self.batch()
         self.model.fit(ids, targets, BATCH, verbose=0, callbacks=callbacks)
 
     def state(self) -> list[Any]:
-        """What is to be equal on all ranks."""
-        found = [one.tolist() for one in self.dense.get_weights()]
+        """Returns the state that must be equal on all ranks."""
+        values = [weight.tolist() for weight in self.dense.get_weights()]
         if self.table is not None:
-            found.append(np.asarray(self.table(tf.range(ROWS, dtype=tf.int64))).tolist())
-        return [*found, int(self.model.optimizer.iterations)]
+            values.append(np.asarray(self.table(tf.range(ROWS, dtype=tf.int64))).tolist())
+        return [*values, int(self.model.optimizer.iterations)]
 
 
-def other(usual: Any, differing: Any, rank: int = 1) -> Any:
-    """One value on one rank, another on the others."""
+def per_rank(usual: Any, differing: Any, rank: int = 1) -> Any:
+    """Returns one value on one rank, and another on all others."""
     return differing if this_rank.rank() == rank else usual
 
 
 def on(rank: int) -> bool:
-    """Whether this is that rank."""
+    """Whether this process is that rank."""
     return this_rank.rank() == rank
 
 
@@ -113,47 +113,47 @@ def meet() -> None:
 def rate(**options: Any) -> Found:
     """Rank 1 sets another learning rate, and back."""
     trained = Trained(**options)
-    said = [trained.step(), trained.step()]
+    outcomes_of_steps = [trained.step(), trained.step()]
     before = trained.state()
-    trained.model.optimizer.inner_optimizer.learning_rate.assign(other(0.05, 0.1))
-    said.append(trained.step())
+    trained.model.optimizer.inner_optimizer.learning_rate.assign(per_rank(0.05, 0.1))
+    outcomes_of_steps.append(trained.step())
     unmoved = trained.state() == before
     trained.model.optimizer.inner_optimizer.learning_rate.assign(0.05)
-    said += [trained.step(), trained.step()]
-    return {"said": said, "unmoved": unmoved, "state": trained.state()}
+    outcomes_of_steps += [trained.step(), trained.step()]
+    return {"said": outcomes_of_steps, "unmoved": unmoved, "state": trained.state()}
 
 
 def option() -> Found:
     """Rank 1 has another beta."""
-    trained = Trained(inner=keras.optimizers.Adam(0.05, beta_1=other(0.9, 0.5)))
+    trained = Trained(inner=keras.optimizers.Adam(0.05, beta_1=per_rank(0.9, 0.5)))
     return {"said": [trained.step()]}
 
 
 def rows(by: int) -> Found:
-    """One rank writes rows between two steps; then its are made those of all."""
+    """One rank writes rows between two steps. Then its rows are broadcast."""
     trained = Trained()
-    said = [trained.step()]
+    outcomes_of_steps = [trained.step()]
     meet()
     if on(by):
         trained.table.set_weights([np.full((ROWS, DIM), 3.0, np.float32)])
     meet()
-    said.append(trained.step())
+    outcomes_of_steps.append(trained.step())
     trained.fit([tsps.callbacks.BroadcastVariables(root=by)])
-    said.append(trained.step())
-    found = trained.state()
+    outcomes_of_steps.append(trained.step())
+    state = trained.state()
     meet()
-    # Written on all ranks: nothing is refused.
+    # All ranks write the same, so nothing is refused.
     trained.table.set_weights([np.full((ROWS, DIM), 2.0, np.float32)])
-    said.append(trained.step())
-    return {"said": said, "state": found, "end": trained.state()}
+    outcomes_of_steps.append(trained.step())
+    return {"said": outcomes_of_steps, "state": state, "end": trained.state()}
 
 
 def rows_before() -> Found:
-    """The last leader alone has loaded weights, before the first step, and they are made those of all."""
+    """The last leader alone loads weights before the first step. Then they are broadcast."""
     leader = tsps.job.current().leaders[-1]
     trained = Trained()
     if on(leader):
-        trained.model.set_weights([np.full(one.shape, 7.0, np.float32) for one in trained.model.get_weights()])
+        trained.model.set_weights([np.full(weight.shape, 7.0, np.float32) for weight in trained.model.get_weights()])
     meet()
     trained.model.optimizer.learning_rate.assign(0.0)
     trained.fit([tsps.callbacks.BroadcastVariables(root=leader)])
@@ -161,15 +161,15 @@ def rows_before() -> Found:
 
 
 def dense(**options: Any) -> Found:
-    """Rank 1 sets dense weights between two steps; then they are made those of all."""
+    """Rank 1 sets dense weights between two steps. Then they are broadcast."""
     trained = Trained(**options)
-    said = [trained.step()]
+    outcomes_of_steps = [trained.step()]
     if on(1):
-        trained.dense.set_weights([one + 1.0 for one in trained.dense.get_weights()])
-    said.append(trained.step())
+        trained.dense.set_weights([weight + 1.0 for weight in trained.dense.get_weights()])
+    outcomes_of_steps.append(trained.step())
     trained.fit([tsps.callbacks.BroadcastVariables(root=1)])
-    said.append(trained.step())
-    return {"said": said, "state": trained.state()}
+    outcomes_of_steps.append(trained.step())
+    return {"said": outcomes_of_steps, "state": trained.state()}
 
 
 def best_weights() -> Found:
@@ -190,43 +190,43 @@ def look_up(**options: Any) -> Found:
         if on(1):
             ids[2, 1] = 5000
 
-    said = [trained.step(spoil if i in (0, 3) else None) for i in range(6)]
+    outcomes_of_steps = [trained.step(spoil if i in (0, 3) else None) for i in range(6)]
     ids, _ = trained.batch()
     ids[0, 0] = 5000
-    try:  # outside of steps it fails at once, on this rank alone
+    try:  # outside of steps the lookup fails at once, on this rank alone
         trained.model.predict_on_batch(ids)
         alone = "read"
     except tf.errors.InvalidArgumentError as error:
         alone = str(error)
-    return {"said": said, "alone": alone, "state": trained.state()}
+    return {"said": outcomes_of_steps, "alone": alone, "state": trained.state()}
 
 
 def look_up_without_a_step() -> Found:
-    """A look-up that a tape records fails, and no step follows."""
+    """A lookup that a tape records fails, and no step follows."""
     trained = Trained()
     trained.step()
     with tf.GradientTape():
         zeros = trained.table(tf.constant([5000], tf.int64))
-    said = []
+    outcomes_of_steps = []
     for _ in range(2):
         try:
             trained.table(tf.constant([1], tf.int64))
-            said.append("read")
+            outcomes_of_steps.append("read")
         except tf.errors.InvalidArgumentError as error:
-            said.append(str(error))
-    return {"zeros": float(tf.reduce_sum(tf.abs(zeros))), "said": said}
+            outcomes_of_steps.append(str(error))
+    return {"zeros": float(tf.reduce_sum(tf.abs(zeros))), "said": outcomes_of_steps}
 
 
 def interrupted(ranks: Callable[[], bool]) -> Found:
     """Some ranks are interrupted between the tables' step and the update of the dense weights."""
     constraint = Interrupted()
     trained = Trained(eager=True, constraint=constraint)
-    said = [trained.step()]
+    outcomes_of_steps = [trained.step()]
     constraint.armed = ranks()
-    said += [trained.step(), trained.step()]
+    outcomes_of_steps += [trained.step(), trained.step()]
     trained.fit([tsps.callbacks.BroadcastVariables(root=0)])
-    said.append(trained.step())
-    return {"said": said, "state": trained.state()}
+    outcomes_of_steps.append(trained.step())
+    return {"said": outcomes_of_steps, "state": trained.state()}
 
 
 def two_batches_per_step() -> Found:
@@ -258,7 +258,7 @@ def two_writes() -> Found:
         table.set_weights([np.full((ROWS, DIM), 1.0, np.float32)])
     meet()
     if on(0):
-        import time  # the others must not be let go by the first write
+        import time  # the first write must not release the other ranks
 
         time.sleep(0.5)
     table.set_weights([np.full((ROWS, DIM), 2.0, np.float32)])
@@ -268,24 +268,24 @@ def two_writes() -> Found:
 def at_averages() -> Found:
     """Rank 1 has another learning rate under a delayed schedule, whose ranks meet at the end of a cycle."""
     trained = Trained(inner=keras.optimizers.SGD(0.05), schedule=tsps.schedules.DelayedGlobal(cycle=3, staleness=1))
-    said = [trained.step() for _ in range(3)]
-    trained.model.optimizer.inner_optimizer.learning_rate.assign(other(0.05, 0.1))
-    said += [trained.step() for _ in range(2)]
-    said.append(trained.step())
-    return {"said": said}
+    outcomes_of_steps = [trained.step() for _ in range(3)]
+    trained.model.optimizer.inner_optimizer.learning_rate.assign(per_rank(0.05, 0.1))
+    outcomes_of_steps += [trained.step() for _ in range(2)]
+    outcomes_of_steps.append(trained.step())
+    return {"said": outcomes_of_steps}
 
 
 def control() -> Found:
-    """With the comparison switched off rank 1's rate is not noticed."""
+    """Nothing notices rank 1's learning rate without the comparison."""
     agreement.compared = False
     try:
         trained = Trained()
-        said = [trained.step()]
-        trained.model.optimizer.inner_optimizer.learning_rate.assign(other(0.05, 0.1))
-        said += [trained.step(), trained.step()]
+        outcomes_of_steps = [trained.step()]
+        trained.model.optimizer.inner_optimizer.learning_rate.assign(per_rank(0.05, 0.1))
+        outcomes_of_steps += [trained.step(), trained.step()]
     finally:
         agreement.compared = True
-    return {"said": said, "state": trained.state()}
+    return {"said": outcomes_of_steps, "state": trained.state()}
 
 
 BUCKETS = tsps.schedules.TimedBuckets(profile_steps=1, max_profiles=1)
@@ -326,8 +326,8 @@ def main() -> None:
     outcomes = {}
     for name in names:
         outcomes[name] = WAYS[name]()
-        said = [text[-250:] for text in outcomes[name].get("said", [])]  # without TensorFlow's traceback
-        print(f"rank {this_rank.rank()}: {name}: {said}", flush=True)
+        outcomes_of_steps = [text[-250:] for text in outcomes[name].get("said", [])]  # without TensorFlow's traceback
+        print(f"rank {this_rank.rank()}: {name}: {outcomes_of_steps}", flush=True)
         meet()
     (Path(sys.argv[2]) / f"outcomes-{this_rank.rank()}.json").write_text(json.dumps(outcomes))
 

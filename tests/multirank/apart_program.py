@@ -1,8 +1,8 @@
-"""Ranks that take different paths: what the first argument says happens to the last rank, or to rank 0.
+"""Ranks that take different paths: the first argument names what happens to the last rank, or to rank 0.
 
-"callbacks": ways to begin `fit` differently, one after another; every rank writes down what each has ended in. The
-other ways end the job, or must not: see `test_ranks_that_take_different_paths.py`. Last argument: the folder for
-results.
+"callbacks" begins `fit` differently in several ways, one after another, and every rank records the outcome of each. The
+other arguments end the job, or must not: see `test_ranks_that_take_different_paths.py`. The last argument is the folder
+for results.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def model(tables: int = 1) -> Any:
     inputs = keras.Input([2], dtype="int64")
     parts = [keras.layers.Flatten()(tsps.Embedding(None, 4, name=f"table{i}")(inputs)) for i in range(tables)]
     joined = keras.layers.Concatenate()(parts) if tables > 1 else parts[0]
-    one = keras.Model(inputs, keras.layers.Dense(1)(joined))
-    one.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-    return one
+    new_model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    new_model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    return new_model
 
 
 def batches(_: int = 0) -> tf.data.Dataset:
@@ -62,13 +62,13 @@ def average_on_one_rank() -> None:
 
 
 def drain_on_one_rank() -> None:
-    """Which makes no collective under this schedule."""
+    """Draining makes no collective under this schedule."""
     fit([tsps.callbacks.Drain()] if is_last() else [])
 
 
 def other_order() -> None:
-    both = [tsps.callbacks.MetricAverage(), tsps.callbacks.BroadcastVariables()]
-    fit(both[::-1] if is_last() else both)
+    callbacks = [tsps.callbacks.MetricAverage(), tsps.callbacks.BroadcastVariables()]
+    fit(callbacks[::-1] if is_last() else callbacks)
 
 
 def other_root() -> None:
@@ -90,21 +90,21 @@ def refused_on_one_rank() -> None:
 
 def exception_with_equal_steps() -> None:
     """The last rank has fewer batches, and the last batch of rank 0 is refused. Then all train with weight 1."""
-    one = model()
+    trained = model()
     data = tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(2)
     if this_rank.rank() == 0:
         data = data.concatenate(tf.data.Dataset.from_tensor_slices((IDS[:2], TARGETS[:2] * np.nan)).batch(2))
     equal = tsps.callbacks.EqualSteps(data)
     try:
-        one.fit(equal.dataset, callbacks=[equal], verbose=0)
+        trained.fit(equal.dataset, callbacks=[equal], verbose=0)
     except tf.errors.InvalidArgumentError:
         pass
     else:
         raise AssertionError("a step with a loss of NaN was made")
     key = 50 + this_rank.rank()
-    one.fit(np.full((4, 2), key), np.full((4, 1), 5.0), batch_size=2, verbose=0)
+    trained.fit(np.full((4, 2), key), np.full((4, 1), 5.0), batch_size=2, verbose=0)
     tsps.collectives.current().barrier("test.trained")
-    rows = np.asarray(one.layers[1](50 + np.arange(this_rank.size())))
+    rows = np.asarray(trained.layers[1](50 + np.arange(this_rank.size())))
     still = np.asarray(tsps.Embedding(None, 4, name="other")(tf.constant([0])))  # all ranks make it
     assert still.shape == (1, 4)
     moved = [float(np.abs(row).max()) for row in rows]
@@ -134,15 +134,15 @@ def callbacks(folder: Path) -> None:
 
 
 def layer(_: Path) -> None:
-    """The last rank builds one layer more."""
+    """The last rank builds an additional layer."""
     model(2 if is_last() else 1).fit(batches(), verbose=0)
 
 
 def collective(_: Path) -> None:
-    """The last rank does something else, and does not come to a collective that the others make eagerly."""
+    """The last rank does not reach a collective that the others run eagerly."""
     tsps.collectives.current().barrier("test.before")
     if is_last():
-        time.sleep(600)  # the line that others name
+        time.sleep(600)  # the other ranks name this line
     tsps.collectives.current().barrier("test.barrier")
 
 
@@ -161,10 +161,10 @@ def folders(_: Path) -> None:
 
 
 def restore(folder: Path) -> None:
-    """The leader reads a checkpoint for longer than ranks wait for each other, and makes progress."""
+    """The leader reads a checkpoint for longer than ranks wait for each other, but it makes progress."""
     timeout_s = float(os.environ["TFSPS_TIMEOUT_S"])
-    first = tsps.Checkpointer(folder / "checkpoints", one := model(), one.optimizer)
-    one.fit(batches(), verbose=0)
+    first = tsps.Checkpointer(folder / "checkpoints", trained := model(), trained.optimizer)
+    trained.fit(batches(), verbose=0)
     first.save()
     first.wait()
     from tf_sparse_ps.checkpoints import tables
@@ -183,19 +183,19 @@ def restore(folder: Path) -> None:
                 )
 
     tables._joined = slowly
-    other = model()
+    restored_model = model()
     began = time.monotonic()
-    assert tsps.Checkpointer(folder / "checkpoints", other, other.optimizer).restore()
+    assert tsps.Checkpointer(folder / "checkpoints", restored_model, restored_model.optimizer).restore()
     assert time.monotonic() - began > 2 * timeout_s
-    other.fit(batches(), verbose=0)
-    assert int(other.optimizer.iterations) == 4
+    restored_model.fit(batches(), verbose=0)
+    assert int(restored_model.optimizer.iterations) == 4
 
 
 def evaluates(_: Path) -> None:
     """Rank 0 evaluates alone, for longer than ranks wait for each other, while the others are in the next step."""
     timeout_s = float(os.environ["TFSPS_TIMEOUT_S"])
-    one = model()
-    one.fit(batches(), verbose=0)
+    trained = model()
+    trained.fit(batches(), verbose=0)
     if this_rank.rank() == 0:
 
         def slow() -> Iterator[Any]:
@@ -204,9 +204,9 @@ def evaluates(_: Path) -> None:
                 yield IDS, TARGETS
 
         types = (tf.TensorSpec([4, 2], tf.int64), tf.TensorSpec([4, 1], tf.float32))
-        one.evaluate(tf.data.Dataset.from_generator(slow, output_signature=types), verbose=0)
-    one.train_on_batch(IDS, TARGETS)
-    assert int(one.optimizer.iterations) == 3
+        trained.evaluate(tf.data.Dataset.from_generator(slow, output_signature=types), verbose=0)
+    trained.train_on_batch(IDS, TARGETS)
+    assert int(trained.optimizer.iterations) == 3
 
 
 def main() -> None:

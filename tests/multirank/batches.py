@@ -1,4 +1,4 @@
-"""The work of the equality test, for the ranks and for the reference: what every rank sees at every step."""
+"""The batches of the equality tests, which the ranks and the reference share."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 STEPS = 200
 RANKS = 4
 DIMS = (4, 16, 5, 8)
-KEYS = (30, 12, 60, 20)  # few, so that every key occurs in 1, 2, 3 and 4 ranks and several times within one
+KEYS = (30, 12, 60, 20)  # few, so that each key occurs on 1, 2, 3 and 4 ranks, and several times on one
 BOUNDED = (False, True, False, False)
-OFFSET = (-15, 0, 2**62, -(2**62))  # of the first key: negative, bounded, and beyond what a float or an int32 holds
-DENSE = ((3, 7), (11,), (150, 120))  # the last one is big enough to travel by itself
+OFFSET = (-15, 0, 2**62, -(2**62))  # the first key: negative, bounded, or larger than a float or an int32 can hold
+DENSE = ((3, 7), (11,), (150, 120))  # the last one is large enough to travel alone
 RATES = {"sgd": 0.1, "adagrad": 0.3, "adam": 0.05}
 
 
 @dataclasses.dataclass
 class Batch:
-    """What a rank sees at a step.
+    """The batch of a rank at a step.
 
     Attributes:
-      ids: Per table int64[n], with duplicates; empty when the table is not touched.
-      targets: Per table float32[n, dim]. The loss is half the squared distance of the rows to them.
-      dense_targets: Per dense weight, likewise.
+      ids: int64[n] for each table, with duplicates; empty if the batch does not touch the table.
+      targets: float32[n, dim] for each table. The loss is half the squared distance of the rows to the targets.
+      dense_targets: The targets of each dense weight, with the same loss.
     """
 
     ids: list[np.ndarray]
@@ -32,15 +32,15 @@ class Batch:
 
 
 def batch(step: int, rank: int) -> Batch:
-    """The batch of a rank at a step, 0 .. STEPS - 1."""
+    """Returns the batch of a rank at a step, 0 .. STEPS - 1."""
     random = np.random.default_rng([step, rank])
     ids, targets = [], []
     for table, (dim, keys) in enumerate(zip(DIMS, KEYS, strict=True)):
         n = int(random.integers(0, 20))
-        # The third table: by nobody in one step of four, by ranks 1 and 3 only in another.
+        # In one step of four, no rank touches the third table; in another, only ranks 1 and 3 do.
         if table == 2 and (step % 4 == 1 or (step % 4 == 2 and rank % 2 == 0)):
             n = 0
-        # Skewed: low keys by all ranks, high ones by few.
+        # The distribution is skewed: all ranks have low keys, and few have high ones.
         picked = np.minimum(random.geometric(0.12, n) - 1, keys - 1)
         ids.append(picked.astype(np.int64) + OFFSET[table])
         targets.append(random.normal(size=(n, dim)).astype(np.float32))
@@ -48,11 +48,11 @@ def batch(step: int, rank: int) -> Batch:
 
 
 def all_keys(table: int) -> np.ndarray:
-    """int64[n]: every key that may occur."""
+    """Returns int64[n]: every key that may occur."""
     return np.arange(KEYS[table], dtype=np.int64) + OFFSET[table]
 
 
 def first_dense() -> list[np.ndarray]:
-    """The dense weights to start from."""
+    """Returns the initial dense weights."""
     random = np.random.default_rng(99)
     return [random.normal(size=shape).astype(np.float32) for shape in DENSE]

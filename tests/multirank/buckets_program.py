@@ -1,9 +1,9 @@
-"""One rank of the tests of TimedBuckets. Writes what training ended with, and what it sent; the tests compare.
+"""One rank of the tests of TimedBuckets. It writes its final state, and what it sent; the tests compare them.
 
-Profiles are of real steps, and their times are made up: plans, and how often a profile is made, must not depend on what
-else the machine does.
+Profiles are of real steps, but their times are invented: plans, and how often a profile is made, must not depend on
+other work of the machine.
 
-Arguments: "four", for the runs of four ranks, or names of runs of two, with commas between them; the folder for
+Arguments: "four" for the runs of four ranks, or the names of runs of two ranks, separated by commas; the folder for
 results.
 """
 
@@ -28,15 +28,15 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps.schedules import bucket_cost
 
 keras = tf.keras
-SEPARATE = (0.0, 0.0, 0.012, 0.0, 0.0)  # seconds that the gradient is said to need in front of each layer
+SEPARATE = (0.0, 0.0, 0.012, 0.0, 0.0)  # recorded seconds of the gradient in front of each layer
 GIVE_UP_S = 60.0
-Seconds = Callable[[int], Sequence[float]]  # of a step
-found: dict[str, Any] = {}
+Seconds = Callable[[int], Sequence[float]]  # the seconds of a step
+results: dict[str, Any] = {}
 recorded_times = _ops.ready_times
 
 
 def say_ready_times(seconds: Seconds) -> None:
-    """From now on steps are recorded as if the gradient took so long in front of each layer, and 10 us in it."""
+    """Makes steps be recorded as if the gradient took this long in front of each layer, and 10 us in the layer."""
     steps = [0] * (2 * len(SIZES) - 2)
 
     def ready_times(profile: str) -> list[tuple[int, int]]:
@@ -44,18 +44,18 @@ def say_ready_times(seconds: Seconds) -> None:
         for gradient, _ in recorded_times(profile):
             layer, step = gradient // 2, steps[gradient]
             steps[gradient] += 1
-            behind = [1e-5 + one for one in seconds(step)[layer + 1 :]]
-            times.append((gradient, int(1e9 * (step + sum(behind)))))
+            later = [1e-5 + duration for duration in seconds(step)[layer + 1 :]]
+            times.append((gradient, int(1e9 * (step + sum(later)))))
         return times
 
     _ops.ready_times = ready_times
 
 
 def gated(values: tf.Tensor, gate: Callable[[], None]) -> tf.Tensor:
-    """The same values, whose gradient comes when `gate` returns."""
+    """Returns the same values. Their gradient arrives when `gate` returns."""
 
     @tf.custom_gradient
-    def same(inputs: tf.Tensor) -> Any:
+    def identity(inputs: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             def wait(array: np.ndarray) -> np.ndarray:
                 gate()
@@ -65,23 +65,23 @@ def gated(values: tf.Tensor, gate: Callable[[], None]) -> tf.Tensor:
 
         return tf.identity(inputs), gradient
 
-    return same(values)
+    return identity(values)
 
 
 class UntilSent:
     """A gate, called once per step, that opens when a bucket of the step has been sent and summed over the ranks.
 
     Attributes:
-      opened: How often it opened for that.
+      opened: The number of times that it opened for this reason.
     """
 
     def __init__(self, bucket: int, seconds: float = GIVE_UP_S) -> None:
-        """`bucket`: which one to look at; `seconds`: after which it opens anyhow."""
+        """`bucket`: the number of the bucket. `seconds`: the time after which the gate opens in any case."""
         self._bucket, self._seconds, self.opened = f".bucket.{bucket}.", seconds, 0
         self._steps = self._sent()
 
     def __call__(self) -> None:
-        """Waits."""
+        """Waits until the gate opens."""
         self._steps += 1
         deadline = time.monotonic() + self._seconds
         while not (sent := self._sent() == self._steps) and time.monotonic() < deadline:
@@ -116,7 +116,7 @@ def train(
     weights_differ: bool = False,
     eager: bool = False,
 ) -> Any:
-    """Trains in a loop, notes weights and slots, and how often each operation ran; returns the wrapper."""
+    """Trains in a loop; records weights, slots and how often each operation ran; returns the wrapper."""
     print(f"rank {this_rank.rank()}: {name}", flush=True)
     say_ready_times(seconds)
     weights, world = first_weights(), tsps.collectives.current()
@@ -141,10 +141,10 @@ def train(
             ours.rank_weight.assign(0.0 if absent else 1.0 + this_rank.rank())
             inputs = inputs * np.float32(np.nan) if absent else inputs
         run(tf.constant(inputs), tf.constant(targets))
-    kept = [np.asarray(one) for one in ours.variables]
+    kept = [np.asarray(slot) for slot in ours.variables]
     ours.drain()
     note(name, weights, ours, before)
-    found[name]["slots before drain"] = kept
+    results[name]["slots before drain"] = kept
     return ours
 
 
@@ -155,9 +155,9 @@ def note(name: str, weights: list[Any], ours: Any, before: dict[str, int]) -> No
         if count > before.get(label, 0) and label.startswith("tsps.") and label.count(".") > 1
     }
     plan = ours.schedule_report().get("plan")
-    found[name] = {
-        "weights": [np.asarray(one) for one in weights],
-        "slots": [np.asarray(one) for one in ours.variables],
+    results[name] = {
+        "weights": [np.asarray(weight) for weight in weights],
+        "slots": [np.asarray(slot) for slot in ours.variables],
         "ran": ran,
         "plan": None if plan is None else plan.to_dict(),
         "hash": None if plan is None else plan.hash,
@@ -165,7 +165,7 @@ def note(name: str, weights: list[Any], ours: Any, before: dict[str, int]) -> No
 
 
 def fit(name: str, schedule: tsps.schedules.Schedule) -> None:
-    """`fit` of a model with a table, two steps per execution, the last one of an epoch with one."""
+    """Runs `fit` on a model with a table: two steps per execution, except the last one of an epoch, which has one."""
     keras.utils.set_random_seed(7)
     ids = keras.layers.Input((3,), dtype="int64")
     hidden = keras.layers.Flatten()(tsps.Embedding(None, 4, embeddings_initializer="ones")(ids))
@@ -182,18 +182,18 @@ def fit(name: str, schedule: tsps.schedules.Schedule) -> None:
 
 
 def errors() -> dict[str, str]:
-    """What the ways that cannot work are refused with."""
-    said = {}
+    """Returns the errors of settings that cannot work."""
+    errors_by_name = {}
     rank, size = this_rank.rank(), this_rank.size()
 
     def attempt(name: str, schedule: Callable[[], Any]) -> None:
         try:
             train(f"refused {name}", keras.optimizers.SGD(0.1), schedule(), steps=1)
-            said[name] = "no error"
+            errors_by_name[name] = "no error"
         except ValueError as error:
-            said[name] = str(error)
+            errors_by_name[name] = str(error)
 
-    good = tsps.schedules.Plan.of(found["slow on other ranks"]["plan"])
+    good = tsps.schedules.Plan.of(results["slow on other ranks"]["plan"])
     swapped = (good.buckets[1], good.buckets[0], *good.buckets[2:])
 
     def changed(**values: Any) -> Any:
@@ -202,7 +202,7 @@ def errors() -> dict[str, str]:
     attempt("other plans", lambda: changed(buckets=swapped) if rank == 1 else changed())
     attempt("other model", lambda: changed(gradients=good.to_dict()["gradients"][::-1]))
     attempt("other size", lambda: changed(world_size=size + 1))
-    return said
+    return errors_by_name
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -219,10 +219,10 @@ def pair(names: list[str]) -> None:
     """Makes runs of two ranks.
 
     Args:
-      names: Of `OPTIMIZERS`, alone, with " buckets" or with " server"; "eager", "planned", "two halves", "two halves
-        turned"; "fit", "fit buckets", "fit server".
+      names: Names of `OPTIMIZERS`, alone, with " buckets" or with " server"; "eager", "planned", "two halves",
+        "two halves turned"; "fit", "fit buckets", "fit server".
     """
-    # A slow wire, so that more than one bucket is worth it.
+    # The wire is slow, so that several buckets are worthwhile.
     bucket_cost.measure = lambda *_: bucket_cost.Cost(1e-4, 1e-7)
     timed, synchronous = tsps.schedules.TimedBuckets, tsps.schedules.Synchronous
     if {"planned", "two halves", "two halves turned"} & set(names):
@@ -237,7 +237,7 @@ def pair(names: list[str]) -> None:
     if "eager" in names:
         train("eager", keras.optimizers.SGD(0.1), timed(profile_steps=PROFILE, gap_threshold=1.0), eager=True)
     if "sgd buckets" in names:
-        with_plan(names, tsps.schedules.Plan.of(found["sgd buckets"]["plan"]))
+        with_plan(names, tsps.schedules.Plan.of(results["sgd buckets"]["plan"]))
     _ops.ready_times = recorded_times
     for name, schedule in (
         ("fit", synchronous()),
@@ -249,24 +249,25 @@ def pair(names: list[str]) -> None:
 
 
 def with_plan(names: list[str], plan: Any) -> None:
-    """Runs that are given a plan, or one that is made from it."""
+    """Makes runs with a given plan, or with one that is derived from it."""
     timed = tsps.schedules.TimedBuckets
     if "planned" in names:
         train("planned", keras.optimizers.SGD(0.1), timed(plan=plan))
     halves = plan.to_dict() | {"buckets": HALVES, "points_s": []}
-    if "two halves" in names:  # the gradient of the second half comes once the first has been sent
+    if "two halves" in names:  # the gradient of the second half arrives after the first half has been sent
         gate = UntilSent(0)
         train("two halves", keras.optimizers.SGD(0.1), timed(plan=halves), gate=gate)
-        found["two halves"]["sent at the gate"] = gate.opened
+        results["two halves"]["sent at the gate"] = gate.opened
     if "two halves turned" in names:
-        # The plan's second half is ready at the gate, the first behind it: the gate gives it time to overtake.
+        # The second half of the plan is ready at the gate; the first half comes later. The gate gives the second half
+        # time to overtake.
         turned, gate = halves | {"buckets": HALVES[::-1]}, UntilSent(1, seconds=0.02)
         train("two halves turned", keras.optimizers.SGD(0.1), timed(plan=turned), gate=gate)
-        found["two halves turned"]["sent at the gate"] = gate.opened
+        results["two halves turned"]["sent at the gate"] = gate.opened
 
 
 def four() -> None:
-    """Four ranks, the cost as measured; then ranks that are slow in other places, erratic ones, and refusals."""
+    """Four ranks with the measured cost; then ranks that are slow in other places, erratic ranks, and refusals."""
     train("adam", keras.optimizers.Adam(0.01), tsps.schedules.Synchronous())
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE)
     train("adam buckets", keras.optimizers.Adam(0.01), schedule)
@@ -275,7 +276,7 @@ def four() -> None:
     slow = (np.eye(len(SIZES) - 1)[place] * 0.015).tolist()
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE)
     train("slow on other ranks", keras.optimizers.SGD(0.1), schedule, seconds=lambda step: slow)
-    # In front of another layer in each step: the medians jump where only one step of three does.
+    # Each step is slow in front of another layer: the medians jump where only one step of three does.
     schedule = tsps.schedules.TimedBuckets(profile_steps=PROFILE, gap_threshold=0.01, max_profiles=2)
     erratic = (np.eye(len(SIZES) - 1) * 0.03).tolist()
     train("erratic", keras.optimizers.SGD(0.1), schedule, seconds=lambda step: erratic[1 + step % 3])
@@ -283,15 +284,15 @@ def four() -> None:
 
 
 def main() -> None:
-    """Runs everything that the tests look at."""
+    """Makes all runs that the tests look at."""
     tf.config.threading.set_intra_op_parallelism_threads(1)  # sums in the same order every time
-    tf.config.threading.set_inter_op_parallelism_threads(4)  # a gate holds one
+    tf.config.threading.set_inter_op_parallelism_threads(4)  # a gate blocks one of them
     this_rank.init()
     if sys.argv[1] == "four":
         four()
     else:
         pair(sys.argv[1].split(","))
-    for name, values in found.items():
+    for name, values in results.items():
         arrays = {
             f"{kind} {i}": array
             for kind in ("weights", "slots", "slots before drain")

@@ -1,4 +1,4 @@
-"""What the tests that start jobs again share."""
+"""Fixtures of the tests that start jobs again."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def shared_memory() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Uninterrupted runs."""
-    from restart_support import Whole  # which imports TensorFlow
+    from restart_support import Whole  # imports TensorFlow
 
     return Whole(tmp_path_factory.mktemp("whole"))

@@ -1,6 +1,6 @@
-"""One rank of the test of constants in collectives: in every graph some ranks, or all, send what TensorFlow knows.
+"""One rank of the test of constants in collectives: in every graph, TensorFlow knows the input of some ranks or all.
 
-Argument: the folder for results. In each operation this rank's input is a constant, or its neighbour's is, or both are.
+Argument: the folder for results. In each operation, the input is a constant on this rank, on its neighbour, or on both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALLS = 3
 
 
 def traced(world: Any, operation: Callable[[tf.Tensor], list[tf.Tensor]], name: str, constant: bool) -> Any:
-    """A function with the operation behind another one: who runs it ahead of the function waits for ever."""
+    """Returns a function with the operation after another one. A rank that runs it too early waits forever."""
     waited_for = tf.Variable(0.0)
 
     @tf.function
@@ -35,7 +35,7 @@ def traced(world: Any, operation: Callable[[tf.Tensor], list[tf.Tensor]], name: 
 
 
 def main() -> None:
-    """Runs every operation three times in one trace, and counts."""
+    """Runs every operation three times in one trace, and counts the runs."""
     this_rank.init()
     world, results = collectives.current(), {}
     operations: dict[str, Callable[[tf.Tensor, str], list[tf.Tensor]]] = {
@@ -51,7 +51,7 @@ def main() -> None:
             step = traced(world, lambda value, name=name, run=operation: run(value, name), name, constant)
             for call in range(CALLS):
                 outputs = step(tf.constant([1.0, 2.0]))
-                results[f"{name}.{call}"] = [np.asarray(one).tolist() for one in outputs]
+                results[f"{name}.{call}"] = [np.asarray(output).tolist() for output in outputs]
     counts = {name: count for name, count in operation_counts(world).items() if name.split(".")[0] in operations}
     (Path(sys.argv[1]) / f"{this_rank.rank()}.json").write_text(json.dumps({"results": results, "counts": counts}))
 

@@ -1,4 +1,4 @@
-"""What the delayed schedule's equality test trains, for the program and for the reference."""
+"""The cases of the delayed schedule's equality test, for the program and for the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 SHAPES = ((3, 2), (5,))
 KEYS, DIM = 20, 3
-STEPS = 23  # no multiple of any cycle below
+STEPS = 23  # no multiple of a cycle below
 RATES = {"sgd": 0.2, "momentum": 0.05, "nesterov": 0.05, "adagrad": 0.3, "adam": 0.05}
 DECAY = 0.1
 
@@ -20,9 +20,9 @@ class Case:
 
     Attributes:
       kind: "sgd", "momentum", "nesterov", "adagrad" or "adam".
-      staleness, cycle, apply: As `DelayedGlobal` has them.
-      tables: With a table, trained by SGD, its step delayed too.
-      late: In some iterations some ranks have weight 0.
+      staleness, cycle, apply: The arguments of `DelayedGlobal`.
+      tables: Whether the model has a table, which SGD trains and whose step is delayed, too.
+      late: Whether some ranks have weight 0 in some iterations.
       mode: "function": the step in a tf.function; "loop": three steps per call; "eager".
     """
 
@@ -36,7 +36,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of its results."""
+        """The name of the run's results."""
         return "-".join(str(value) for value in dataclasses.astuple(self))
 
 
@@ -55,24 +55,24 @@ CASES = (
 
 
 def first_weights() -> list[np.ndarray]:
-    """float32 of each shape."""
+    """Returns float32 weights of each shape."""
     random = np.random.default_rng(5)
     return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
 def rate(kind: str, iteration: int) -> float:
-    """Of an iteration: each has another."""
+    """Returns the learning rate of an iteration. It differs in each."""
     return RATES[kind] / (1 + DECAY * iteration)
 
 
 @dataclasses.dataclass
 class Batch:
-    """Of one rank and iteration.
+    """The batch of one rank and iteration.
 
     Attributes:
-      targets: Of each dense weight; its gradient is weight - target.
-      ids, rows: int64[n]; float32[n, DIM], whose gradient is row - target.
-      weight: Of the rank.
+      targets: The targets of each dense weight, whose gradient is weight - target.
+      ids, rows: int64[n] and float32[n, DIM]. The gradient of the looked-up row is row - target.
+      weight: The weight of the rank.
     """
 
     targets: list[np.ndarray]
@@ -82,7 +82,7 @@ class Batch:
 
 
 def batch(case: Case, iteration: int, rank: int) -> Batch:
-    """The same wherever it is asked for."""
+    """Returns the batch of a rank and iteration, always the same."""
     random = np.random.default_rng([zlib.crc32(case.name.encode()), iteration, rank])
     targets = [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
     n = int(random.integers(0, 12))

@@ -1,4 +1,4 @@
-"""One rank of jobs under DelayedGlobal as users run them: `fit`, and a loop on ranks of unequal speed.
+"""One rank of jobs under DelayedGlobal as users run them: `fit`, and loops on ranks of unequal speed.
 
 Arguments: "fit", "unequal", "late", "late-adam", "undrained" or "saving"; the folder for results.
 """
@@ -19,19 +19,19 @@ import this_rank
 import tf_sparse_ps as tsps
 
 keras = tf.keras
-_EPOCHS, _BATCHES, _SIZE = 3, 12, 8  # batches are no multiple of the cycle
+_EPOCHS, _BATCHES, _SIZE = 3, 12, 8  # the number of batches is no multiple of the cycle
 UNEQUAL_STEPS = 40
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Until it is so, at most so long."""
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits until a condition is true, at most `seconds`."""
     deadline = time.monotonic() + seconds
-    while not what() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
 def make_model(schedule: Any, rate: float = 0.05, **options: Any) -> Any:
-    """A model with a table, normalisation and dense layers. Dense weights differ between ranks until broadcast."""
+    """Returns a model with a table, normalisation and dense layers. Dense weights differ until they are broadcast."""
     keras.utils.set_random_seed(7 + this_rank.rank())
     ids = keras.layers.Input((3,), dtype="int64")
     x = keras.layers.Flatten()(tsps.Embedding(None, 4)(ids))
@@ -42,28 +42,28 @@ def make_model(schedule: Any, rate: float = 0.05, **options: Any) -> Any:
 
 
 def data(rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of one rank."""
+    """Returns the data of one rank."""
     inputs = np.random.default_rng(rank).integers(0, 50, (_BATCHES * _SIZE, 3))
     return inputs, (inputs % 7).sum(1, keepdims=True).astype("float32")
 
 
 def dense_weights(model: Any) -> np.ndarray:
-    """Of all layers but the table's, statistics among them."""
-    return np.concatenate([np.ravel(one) for layer in model.layers[2:] for one in layer.get_weights()])
+    """Returns the weights of all layers but the table's, including statistics."""
+    return np.concatenate([np.ravel(array) for layer in model.layers[2:] for array in layer.get_weights()])
 
 
 class Watch(keras.callbacks.Callback):
-    """Notes what there is at the end of each epoch, after the callbacks before it."""
+    """Records the state at the end of each epoch, after the callbacks before it."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Starts without records."""
         super().__init__()
         self.weights: list[np.ndarray] = []
         self.apart = 0
         self.rates: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Whether gradients were outstanding."""
+        """Records whether gradients are outstanding."""
         self.apart += self.model.optimizer._step_builder.outstanding()
         # Whatever else ranks do meanwhile must not disturb it.
         tsps.collectives.current().allgather_object(batch, "test.metric")
@@ -71,13 +71,13 @@ class Watch(keras.callbacks.Callback):
             self.model(data(9)[0][:_SIZE], training=False)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes the weights, statistics among them."""
+        """Records the weights, including statistics."""
         self.weights.append(dense_weights(self.model))
         self.rates.append(float(np.asarray(self.model.optimizer.learning_rate)))
 
 
 def fit() -> dict[str, Any]:
-    """With validation on all ranks, metrics averaged, a scheduler that sets the rate, several steps per call."""
+    """Runs `fit` with validation on all ranks, averaged metrics, a rate schedule and several steps per call."""
     model = make_model(tsps.schedules.DelayedGlobal(staleness=2, cycle=5), steps_per_execution=3)
     watch = Watch()
     callbacks = [
@@ -104,7 +104,7 @@ def fit() -> dict[str, Any]:
 
 
 def unequal() -> dict[str, Any]:
-    """Every rank now and then takes its time; one rank always. No rank waits but for the bound."""
+    """Every rank sometimes sleeps, and one always does. No rank waits for another, except for the bound."""
     model = make_model(tsps.schedules.DelayedGlobal(staleness=3, cycle=15))
     optimizer = model.optimizer
     optimizer.also_average(lambda: model.non_trainable_variables)
@@ -142,14 +142,14 @@ def unequal() -> dict[str, Any]:
 
 LATE_CYCLE, LATE_RATE = 8, 0.125
 LATE_STEPS = 3 * LATE_CYCLE
-_FIRST = (3, 6)  # steps of a cycle that the others have made before the late rank makes its first, its second
+_FIRST = (3, 6)  # the other ranks' steps of a cycle before the late rank makes its first and its second step
 
 
 def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
-    """One rank is much later than the others, which do not wait for it. Every gradient is -1, in places of its own.
+    """One rank is much later than the others, which do not wait for it. Every gradient is -1, at a place of each rank.
 
-    In each cycle the others have to make steps before the late rank makes its first and its second one, and all of
-    theirs before it makes its third.
+    In each cycle, the other ranks must make some steps before the late rank makes its first and its second step, and
+    all their steps before it makes its third.
     """
     dense = tf.Variable(tf.zeros([this_rank.size()]))
     layer = tsps.Embedding(None, 2, embeddings_initializer="zeros")
@@ -167,23 +167,23 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
         variables = [*layer.trainable_variables, dense]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-    def made(rank: int) -> Path:
+    def steps_file(rank: int) -> Path:
         return Path(sys.argv[2]) / f"steps-{rank}"
 
-    def others_have_made(steps: int) -> bool:
-        return all(made(rank).stat().st_size >= steps for rank in range(this_rank.size()) if rank != 1)
+    def others_made(steps: int) -> bool:
+        return all(steps_file(rank).stat().st_size >= steps for rank in range(this_rank.size()) if rank != 1)
 
-    made(this_rank.rank()).touch()
+    steps_file(this_rank.rank()).touch()
     tsps.collectives.current().barrier("test.begin")
     outstanding, ends = [], []
     for i in range(LATE_STEPS):
         if this_rank.rank() == 1:
             cycle, number = divmod(i, LATE_CYCLE)
             before = cycle * LATE_CYCLE + (_FIRST[number] if number < len(_FIRST) else LATE_CYCLE)
-            # Not for ever: others that were late for each other, too, have communicated often, and wait for this rank.
-            wait_for(lambda before=before: others_have_made(before), seconds=3.0)
+            # The wait is limited: ranks that were late for each other have communicated often, and wait for this one.
+            wait_for(lambda before=before: others_made(before), seconds=3.0)
         step()
-        with made(this_rank.rank()).open("a") as file:
+        with steps_file(this_rank.rank()).open("a") as file:
             file.write(".")
         report = optimizer.schedule_report()
         outstanding.append(report["iterations"] - report["global_gradients"] + report["without_own"])
@@ -200,7 +200,7 @@ def late(rule: Any = keras.optimizers.SGD) -> dict[str, Any]:
 
 
 def undrained() -> dict[str, Any]:
-    """The program ends with gradients on their way, on one rank much later than on the others."""
+    """The program ends with gradients in flight, on one rank much later than on the others."""
     model = make_model(tsps.schedules.DelayedGlobal(staleness=3, cycle=100))
     inputs, targets = data(this_rank.rank())
     for i in range(8):
@@ -210,10 +210,10 @@ def undrained() -> dict[str, Any]:
 
 
 def saving() -> dict[str, Any]:
-    """Saving in the middle of a cycle is refused, after `drain` it is not; rank 0 alone saves. Then sparse=False."""
+    """Saving in the middle of a cycle is refused; after `drain`, rank 0 saves alone. Then sparse=False."""
     model = make_model(tsps.schedules.DelayedGlobal(cycle=100))
     inputs, targets = data(this_rank.rank())
-    said = ""
+    message = ""
     for _ in range(2):
         model.train_on_batch(inputs[:_SIZE], targets[:_SIZE])
     path = Path(sys.argv[2]) / f"model-{this_rank.rank()}.keras"
@@ -221,7 +221,7 @@ def saving() -> dict[str, Any]:
         try:
             model.save(path)
         except RuntimeError as error:
-            said = str(error)
+            message = str(error)
     model.optimizer.drain()
     if this_rank.rank() == 0:
         model.save(path)
@@ -231,11 +231,16 @@ def saving() -> dict[str, Any]:
         model.train_on_batch(inputs[:_SIZE], targets[:_SIZE])
     steps = int(tsps.job.current().step.numpy())
     model.optimizer.drain()
-    return {"said": said, "saved": path.exists(), "warned": [str(one.message) for one in warned], "steps": steps}
+    return {
+        "said": message,
+        "saved": path.exists(),
+        "warned": [str(warning.message) for warning in warned],
+        "steps": steps,
+    }
 
 
 def main() -> None:
-    """Runs one of them."""
+    """Runs the job of the first argument."""
     this_rank.init()
     jobs = {"fit": fit, "unequal": unequal, "late": late, "undrained": undrained, "saving": saving}
     jobs["late-adam"] = lambda: late(keras.optimizers.Adam)

@@ -1,6 +1,6 @@
-"""One rank of the delayed schedule's equality test: weights after every step, to be compared with the reference.
+"""One rank of the delayed schedule's equality test. It writes weights after every step, to compare with the reference.
 
-Arguments: the names of the cases, with commas between them; the folder for results.
+Arguments: the names of the cases, separated by commas; the folder for results.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tf_sparse_ps._compat import _keras
 
 keras = tf.keras
 _STEPS_PER_CALL = 3
-_SLOW = (1,)  # not a leader: its node's tables are changed by another rank
+_SLOW = (1,)  # this rank is not a leader, so another rank changes its node's tables
 
 
 def make_optimizer(case: cases.Case) -> Any:
-    """The Keras optimizer."""
+    """Returns the Keras optimizer of a case."""
     rate = keras.optimizers.schedules.InverseTimeDecay(cases.RATES[case.kind], 1, cases.DECAY)
     momentum = {"momentum": 0.9, "nesterov": 0.9}.get(case.kind, 0.0)
     return {
@@ -34,7 +34,7 @@ def make_optimizer(case: cases.Case) -> Any:
 
 
 def train(case: cases.Case) -> dict[str, Any]:
-    """Runs a case."""
+    """Runs a case; returns its results."""
     print(f"rank {this_rank.rank()}: {case}", flush=True)  # shown when the test times out
     dense = [tf.Variable(weight) for weight in cases.first_weights()]
     inner = make_optimizer(case)
@@ -45,7 +45,7 @@ def train(case: cases.Case) -> dict[str, Any]:
             staleness=case.staleness, cycle=case.cycle, apply=case.apply, reproducible=True
         ),
     )
-    statistic = tf.Variable(0.0, trainable=False)  # as those of batch normalisation
+    statistic = tf.Variable(0.0, trainable=False)  # like the statistics of batch normalisation
     optimizer.also_average(lambda: [statistic])
     layer, anchors, first = None, [], np.zeros([cases.KEYS, cases.DIM], np.float32)
     if case.tables:
@@ -62,7 +62,7 @@ def train(case: cases.Case) -> dict[str, Any]:
                 loss += 0.5 * tf.reduce_sum((layer(ids) - rows) ** 2)
         variables = [*anchors, *dense]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        now = tf.concat([tf.reshape(one, [1, -1]) for one in dense], axis=1)
+        now = tf.concat([tf.reshape(variable, [1, -1]) for variable in dense], axis=1)
         after[0].assign(tf.concat([after[0], now], axis=0))
 
     signature = [tf.TensorSpec(shape, tf.float32) for shape in cases.SHAPES]
@@ -71,13 +71,13 @@ def train(case: cases.Case) -> dict[str, Any]:
     batches = [cases.batch(case, i, this_rank.rank()) for i in range(cases.STEPS)]
 
     def data() -> Any:
-        for one in batches:
+        for batch in batches:
             if case.tables and this_rank.rank() in _SLOW:
-                time.sleep(0.02)  # it falls behind, by as much as it may
-            yield *one.targets, one.ids, one.rows, np.float32(one.weight)
+                time.sleep(0.02)  # the rank lags by as much as the bound allows
+            yield *batch.targets, batch.ids, batch.rows, np.float32(batch.weight)
 
     dataset = tf.data.Dataset.from_generator(data, output_signature=tuple(signature))
-    single = lambda first, second, *others: step([first, second], *others)  # noqa: E731
+    single = lambda first, second, *rest: step([first, second], *rest)  # noqa: E731
     if case.mode == "loop":
 
         @tf.function(reduce_retracing=True)
@@ -90,17 +90,17 @@ def train(case: cases.Case) -> dict[str, Any]:
             several(iterator, tf.constant(min(_STEPS_PER_CALL, cases.STEPS - start)))
     else:
         function = single if case.mode == "eager" else tf.function(single, input_signature=signature, autograph=False)
-        for one in dataset:
-            function(*one)
+        for elements in dataset:
+            function(*elements)
     statistic.assign(float(this_rank.rank() + 1))
     optimizer.drain()
     slots = [
-        np.concatenate([np.ravel(one) for one in group])
+        np.concatenate([np.ravel(slot) for slot in group])
         for group in zip(*(_keras.slots_of(inner, variable) for variable in dense), strict=True)
     ]
     return {
         "after": after[0].numpy(),
-        "last": np.concatenate([np.ravel(one.numpy()) for one in dense]),
+        "last": np.concatenate([np.ravel(weight.numpy()) for weight in dense]),
         "slots": np.stack(slots) if slots else np.zeros([0, 11], np.float32),
         "first_rows": first,
         "rows": first if layer is None else np.asarray(layer(tf.range(cases.KEYS))),
@@ -112,11 +112,11 @@ def train(case: cases.Case) -> dict[str, Any]:
 
 def main() -> None:
     """Runs all cases."""
-    if this_rank.number() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
+    if this_rank.number() in (1, 2):  # one of them is a leader; an op that waits must not block their only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
     this_rank.init()
     names, folder = sys.argv[1].split(","), Path(sys.argv[2])
-    for case in [one for one in cases.CASES if one.name in names]:
+    for case in [case for case in cases.CASES if case.name in names]:
         np.savez(folder / f"{case.name}-{this_rank.rank()}.npz", **train(case))
 
 

@@ -3,12 +3,12 @@
     python direct_launcher.py horovod HOSTS RANKS PROGRAM ARGUMENTS...
     python direct_launcher.py tensorflow HOSTS RANKS PROGRAM ARGUMENTS...
 
-With TensorFlow's collectives each of HOSTS is a folder in TFSPS_DIR: its ranks see no other tables.
+With TensorFlow's collectives, each of HOSTS is a folder in TFSPS_DIR: its ranks see no other tables.
 
-TensorFlow and tf_sparse_ps are imported once, here, and the ranks are forked from that: nothing runs yet, not even a
-thread. Packages that a program may import on some ranks only, such as `tsps.callbacks`, are not imported here. What a
-rank prints is prefixed with its number. When a rank fails, the others are terminated, and five seconds later killed.
-The status is that of the first rank that failed.
+This process imports TensorFlow and tf_sparse_ps once, and forks the ranks. Nothing runs at that time, not even a
+thread. It does not import packages that a program may import on some ranks only, such as `tsps.callbacks`. It prefixes
+the output of each rank with the rank's number. If a rank fails, it terminates the other ranks, and kills them five
+seconds later. Its status is that of the first rank that failed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _print = threading.Lock()
 
 
 def serve(slots: list[Any]) -> int:
-    """Starts a process with the job's key-value store, which ends with this one; returns the port.
+    """Starts a process with the job's key-value store, which ends with this process; returns the port.
 
     Args:
-      slots: For Horovod's rendezvous server, which then is the store; of TensorFlow's collectives: none.
+      slots: For Horovod: the slots of its rendezvous server, which is the store. For TensorFlow's collectives: empty.
     """
     port_in, port_out = os.pipe()
     launcher = os.getpid()
@@ -50,7 +50,7 @@ def serve(slots: list[Any]) -> int:
         else:
             os.write(port_out, str(KeyValueServer("127.0.0.1", 0, Values(), {"tsps": _SECRET.encode()}).port).encode())
         os.close(port_out)
-        os.close(1)  # whoever reads the launcher's output does not wait for this process
+        os.close(1)  # a reader of the launcher's output must not wait for this process
         os.close(2)
         while os.getppid() == launcher:
             time.sleep(0.1)
@@ -64,17 +64,17 @@ class Rank:
     """A rank of the job.
 
     Attributes:
-      status: As `os.waitstatus_to_exitcode` has it; None while it runs.
+      status: The exit status, as from `os.waitstatus_to_exitcode`; None while the rank runs.
     """
 
     def __init__(self, number: int, environment: dict[str, str], program: str, arguments: list[str]) -> None:
-        """Forks it; in the child this does not return.
+        """Forks the rank; in the child this does not return.
 
         Args:
           number: The rank.
-          environment: What it has more than this process.
+          environment: The variables to add to this process's environment.
           program: A Python file.
-          arguments: Of the program.
+          arguments: The arguments of the program.
         """
         self.status: int | None = None
         self._readers = []
@@ -91,32 +91,32 @@ class Rank:
             self._readers.append(threading.Thread(target=_forward, args=(read, f"[{number}]<{name}>:"), daemon=True))
 
     def read(self) -> None:
-        """Starts to forward what it prints: after the last rank is forked, as threads do not go along."""
+        """Starts to forward the rank's output. It must be called after the last fork, which copies no thread."""
         for reader in self._readers:
             reader.start()
 
     def poll(self) -> int | None:
-        """Its status; None while it runs."""
+        """Returns the status; None while the rank runs."""
         if self.status is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status
 
     def signal(self, number: int) -> None:
-        """Sends a signal, if it runs."""
+        """Sends a signal, if the rank runs."""
         if self.poll() is None:
             os.kill(self._pid, number)
 
     def join(self) -> None:
-        """Waits for the end of its output, which a child of it may hold."""
+        """Waits for the end of the rank's output, which a child of the rank may keep open."""
         for reader in self._readers:
             reader.join(_GRACE_S)
 
 
 def _become(environment: dict[str, str], program: str, arguments: list[str]) -> None:
-    import numpy as np  # with TensorFlow
+    import numpy as np  # TensorFlow has imported it already
 
-    np.random.seed()  # else that of all ranks
+    np.random.seed()  # otherwise, all ranks would draw the same numbers
     os.environ |= environment
     sys.argv = [program, *arguments]
     sys.path[0] = str(Path(program).parent)
@@ -125,11 +125,11 @@ def _become(environment: dict[str, str], program: str, arguments: list[str]) -> 
 
 
 def for_horovod(slot: Any, port: int) -> dict[str, str]:
-    """A rank's environment.
+    """Returns a rank's environment.
 
     Args:
-      slot: Horovod's description of it.
-      port: Of the rendezvous server.
+      slot: Horovod's description of the rank.
+      port: The port of the rendezvous server.
     """
     return {
         "HOROVOD_HOSTNAME": slot.hostname,
@@ -148,21 +148,21 @@ def for_horovod(slot: Any, port: int) -> dict[str, str]:
 
 
 def for_tensorflow(slots: list[Any], port: int) -> list[dict[str, str]]:
-    """The ranks' environments.
+    """Returns the ranks' environments.
 
     Args:
-      slots: Horovod's descriptions of them.
-      port: Of the key-value store.
+      slots: Horovod's descriptions of the ranks.
+      port: The port of the key-value store.
     """
-    workers = [f"127.0.0.1:{one}" for one in free_ports(len(slots))]
-    found = []
+    workers = [f"127.0.0.1:{port_number}" for port_number in free_ports(len(slots))]
+    environments = []
     for slot in slots:
         folder = Path(os.environ["TFSPS_DIR"])
         if slot.local_size < slot.size:
             folder = folder / slot.hostname
             folder.mkdir(exist_ok=True)
         task = {"type": "worker", "index": slot.rank}
-        found.append(
+        environments.append(
             {
                 "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
                 "TFSPS_KEY_VALUES": f"127.0.0.1:{port}",
@@ -170,7 +170,7 @@ def for_tensorflow(slots: list[Any], port: int) -> list[dict[str, str]]:
                 "TFSPS_DIR": str(folder),
             }
         )
-    return found
+    return environments
 
 
 def _forward(descriptor: int, prefix: str) -> None:
@@ -182,7 +182,7 @@ def _forward(descriptor: int, prefix: str) -> None:
 
 
 def end(ranks: list[Rank]) -> None:
-    """Terminates those that run; kills what does not end."""
+    """Terminates the ranks that run; kills those that do not end."""
     for rank in ranks:
         rank.signal(signal.SIGTERM)
     deadline = time.monotonic() + _GRACE_S
@@ -198,11 +198,11 @@ def main() -> int:
     slots = get_host_assignments(hosts, size, size)
     port = serve(slots if engine == "horovod" else [])
     environments = [for_horovod(slot, port) for slot in slots] if engine == "horovod" else for_tensorflow(slots, port)
-    import tensorflow as tf  # after the server was forked, which does not need it
+    import tensorflow as tf  # after the fork of the server, which does not need it
 
     import tf_sparse_ps as tsps
 
-    assert tf.keras.layers.Dense  # Keras is imported when it is first asked for
+    assert tf.keras.layers.Dense  # imports Keras, which TensorFlow imports at its first use
     assert tsps.Embedding
     assert len(os.listdir("/proc/self/task")) == 1, "threads do not go along"
     ranks = [Rank(number, environment, program, arguments) for number, environment in enumerate(environments)]

@@ -1,6 +1,6 @@
-"""One rank of a job of two nodes that initialises Horovod before it imports tf_sparse_ps; then trains with "flat".
+"""One rank of a job of two nodes that initialises Horovod before it imports tf_sparse_ps, and then trains with "flat".
 
-Argument: the folder for what the first attempt ended in.
+Argument: the folder for the outcome of the first attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tf_sparse_ps as tsps  # noqa: E402
 
 
 def step(topology: str) -> None:
-    """One eager step of a table."""
+    """Makes one eager step of a table."""
     layer = tsps.Embedding(None, 4)
     layer.build(None)
     with tf.GradientTape() as tape:

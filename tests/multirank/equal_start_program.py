@@ -1,6 +1,6 @@
 """One rank of a job whose ranks begin with different weights, in several ways one after another.
 
-Every rank writes down what each way ended in. Argument: the folder for results.
+Every rank records the outcome of each way. Argument: the folder for results.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Buckets, Delayed = tsps.schedules.TimedBuckets, tsps.schedules.DelayedGlobal
 
 
 def make_model(seed: int, **options: Any) -> Any:
-    """ids[batch, 3] to one output, with weights that are trained, frozen and counted; compiled."""
+    """Returns a compiled model of ids[batch, 3] and one output. Its weights are trainable, frozen, or counters."""
     keras.utils.set_random_seed(seed)
     ids = keras.Input((3,), dtype="int64")
     rows = keras.layers.Flatten()(tsps.Embedding(ROWS, DIM, "ones")(ids))
     hidden = keras.layers.BatchNormalization()(keras.layers.Dense(5, trainable=False)(rows))
-    if _keras.IS_KERAS_3:  # whose seeds are variables: they stay each rank's own business
+    if _keras.IS_KERAS_3:  # its seeds are variables, which each rank keeps
         hidden = keras.layers.Dropout(0.1, seed=tsps.collectives.current().rank)(hidden)
     model = keras.Model(ids, keras.layers.Dense(1)(hidden))
     eagerly = options.pop("run_eagerly", False)
@@ -43,41 +43,41 @@ def make_model(seed: int, **options: Any) -> Any:
 
 
 def fit(model: Any, **options: Any) -> None:
-    """One epoch on this rank's data."""
+    """Trains one epoch on this rank's data."""
     random = np.random.default_rng(tsps.collectives.current().rank)
     ids, labels = random.integers(0, ROWS, (BATCH * STEPS, 3)), random.normal(size=(BATCH * STEPS, 1))
     model.fit(ids, labels.astype(np.float32), BATCH, shuffle=False, verbose=0, **options)
 
 
 def state(model: Any) -> dict[str, Any]:
-    """What ranks must share, and the statistics, which each has for itself."""
+    """Returns the values that ranks must share, and the statistics, which each rank has for itself."""
     numbers = {"table": model.layers[1].get_weights(), "trained": model.layers[-1].get_weights()}
     numbers["frozen"] = model.layers[3].get_weights()
-    numbers["normalisation"] = [one.numpy() for one in model.layers[4].trainable_weights]
+    numbers["normalisation"] = [weight.numpy() for weight in model.layers[4].trainable_weights]
     optimizer = model.optimizer.variables
-    numbers["optimizer"] = [np.asarray(one) for one in (optimizer() if callable(optimizer) else optimizer)]
-    numbers["statistics"] = [one.numpy() for one in model.layers[4].non_trainable_weights]
-    return {name: [np.asarray(one).tolist() for one in values] for name, values in numbers.items()}
+    numbers["optimizer"] = [np.asarray(value) for value in (optimizer() if callable(optimizer) else optimizer)]
+    numbers["statistics"] = [weight.numpy() for weight in model.layers[4].non_trainable_weights]
+    return {name: [np.asarray(value).tolist() for value in values] for name, values in numbers.items()}
 
 
 def fitted(seed: int, **options: Any) -> dict[str, Any]:
-    """State of a model that was trained."""
+    """Returns the state of a model that was trained."""
     model = make_model(seed, **options)
     fit(model)
     return state(model)
 
 
 def fits(rank: int) -> dict[str, Any]:
-    """Models of different seeds, and of rank 0's on all ranks."""
+    """Trains models with different seeds, and with rank 0's seed on all ranks."""
     ways: dict[str, dict[str, Any]] = {
         "synchronous": {},
         "flat": {"topology": "flat"},
         "server": {"schedule": Buckets(profile_steps=2, max_profiles=1, server=True)},
         "delayed": {"schedule": Delayed(reproducible=True)},
     }
-    found = {name: fitted(10 + rank, **options) for name, options in ways.items()}
+    states = {name: fitted(10 + rank, **options) for name, options in ways.items()}
     return {
-        **found,
+        **states,
         "run_eagerly": fitted(10 + rank, run_eagerly=True),
         "alike": fitted(10),
         "alike, delayed": fitted(10, **ways["delayed"]),
@@ -85,7 +85,7 @@ def fits(rank: int) -> dict[str, Any]:
 
 
 def loops(rank: int) -> dict[str, Any]:
-    """Values of a weight and of two rows after each step of custom training loops, eager and in a graph."""
+    """Returns values of a weight and of two rows after each step of custom training loops, eager and in a graph."""
 
     def values(graph: bool, taped: bool) -> list[Any]:
         table, weight = tsps.Embedding(2, 1, "zeros"), tf.Variable(1.0 + rank)
@@ -101,18 +101,18 @@ def loops(rank: int) -> dict[str, Any]:
             variables = [weight, *table.trainable_variables]
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-        one = tf.function(step) if graph else step
-        found = []
+        traced_step = tf.function(step) if graph else step
+        values_after_steps = []
         for _ in range(2):
-            one()
-            found.append([float(weight), *np.asarray(table(tf.range(2))).ravel().tolist()])
-        return [*found, [float(frozen), int(count)]]
+            traced_step()
+            values_after_steps.append([float(weight), *np.asarray(table(tf.range(2))).ravel().tolist()])
+        return [*values_after_steps, [float(frozen), int(count)]]
 
     return {"graph": values(True, False), "eager": values(False, False), "eager, taped": values(False, True)}
 
 
 def loaded_on_rank_0(rank: int) -> dict[str, Any]:
-    """A model that rank 0 alone has loaded, in the middle of its training."""
+    """Rank 0 alone loads a model in the middle of its training."""
     model = make_model(20, optimizer="Adam")
     fit(model)
     path = str(FOLDER.parent / f"{FOLDER.name}.weights.h5")
@@ -125,9 +125,9 @@ def loaded_on_rank_0(rank: int) -> dict[str, Any]:
     again.optimizer.build(again.trainable_variables)
     if rank == 0:
         again.load_weights(path)
-        # What Keras has put in the file of the optimizer depends on its version.
-        for one, value in zip(again.optimizer.inner_optimizer.variables, before["optimizer"], strict=True):
-            one.assign(value)
+        # The content of the optimizer's file depends on the version of Keras.
+        for variable, value in zip(again.optimizer.inner_optimizer.variables, before["optimizer"], strict=True):
+            variable.assign(value)
     equal = tsps.callbacks.EqualSteps(
         tf.data.Dataset.from_tensor_slices((np.ones((4, 2, 3), np.int64), np.ones((4, 2))))
     )
@@ -136,35 +136,35 @@ def loaded_on_rank_0(rank: int) -> dict[str, Any]:
 
 
 def refused(rank: int) -> dict[str, Any]:
-    """`broadcast=False`, of different weights and of equal ones."""
+    """`broadcast=False`, with different weights and with equal ones."""
     model = make_model(40 + rank, broadcast=False)
     before = state(model)
     try:
         fit(model)
-        said = "no error"
+        message = "no error"
     except ValueError as error:
-        said = str(error)
+        message = str(error)
     moved = [name for name, values in state(model).items() if values != before[name] and name != "optimizer"]
-    return {"said": said, "moved": moved, "alike": fitted(50, broadcast=False)}
+    return {"said": message, "moved": moved, "alike": fitted(50, broadcast=False)}
 
 
 def launchers(rank: int) -> dict[str, str]:
-    """Ranks that have met, of a launcher that has started as many processes, and of one that has started more."""
+    """Connected ranks under a launcher that started as many processes, and under one that started more."""
     kept = {name: os.environ.pop(name) for name in ("HOROVOD_SIZE", "HOROVOD_RANK")}
-    found = {}
+    outcomes = {}
     for size in ("2", "3"):
         os.environ["OMPI_COMM_WORLD_SIZE"] = size
         try:
-            found[size] = f"{tsps.collectives.current().size} ranks"
+            outcomes[size] = f"{tsps.collectives.current().size} ranks"
         except RuntimeError as error:
-            found[size] = str(error)
+            outcomes[size] = str(error)
     del os.environ["OMPI_COMM_WORLD_SIZE"]
     os.environ.update(kept)
-    return found
+    return outcomes
 
 
 def seeds(rank: int) -> dict[str, Any]:
-    """Of the job's tables; each rank has set another."""
+    """Seeds of the job's tables. Each rank has set another."""
     return {"job": tsps.job.current().tables.seeds.seed, "of rank 0": TableSeeds("", "10", follow=False).seed}
 
 

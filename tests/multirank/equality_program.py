@@ -1,8 +1,8 @@
-"""One rank of the equality test. Writes what it ended with; the test compares with the reference.
+"""One rank of the equality test. It writes its final values, which the test compares with the reference.
 
-Arguments: which runs (names of `EVEN`, with commas between them, or "more": two nodes of two ranks; "uneven": of two
-ranks and of one; "single": one node of four; "several": several nodes of any ranks), ":" and bytes of the exchange's
-window if it is to be smaller than it is; the folder for results.
+Arguments: the runs, a colon and the bytes of the exchange's window if it is to be smaller than usual; the folder for
+results. The runs are names of `EVEN`, separated by commas, or "more" (both on two nodes of two ranks), "uneven" (nodes
+of two ranks and of one), "single" (one node of four ranks) or "several" (several nodes of any number of ranks).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ OPTIMIZERS = {
 }
 
 
-statistics: dict[str, float] = {}  # of all runs so far
+statistics: dict[str, float] = {}  # the statistics of all runs so far
 
 
 def layers(dtype: str = "float32") -> list[Any]:
-    """The tables."""
-    made = []
+    """Returns the layers of the tables."""
+    result = []
     for dim, keys, bounded in zip(batches.DIMS, batches.KEYS, batches.BOUNDED, strict=True):
         config = tsps.TableConfig("table", dim, key_limit=keys if bounded else None, dtype=dtype)
-        made.append(tsps.Embedding(config.key_limit, dim, table=config))
-        made[-1].build(None)
-    return made
+        result.append(tsps.Embedding(config.key_limit, dim, table=config))
+        result[-1].build(None)
+    return result
 
 
 def numbers(layer: Any, keys: np.ndarray) -> np.ndarray:
-    """float32[n, dim]: rows as every reader sees them."""
+    """Returns float32[n, dim]: rows as every reader sees them."""
     return np.asarray(layer(tf.constant(keys)))
 
 
@@ -61,8 +61,8 @@ def train(
     control: bool = False,
 ) -> dict[str, Any]:
     """Trains tables and dense weights; returns first and last values."""
-    what = f"{kind} {reduction} {topology} {wire}, rows of {dtype}, {steps} steps"
-    print(f"rank {this_rank.rank()}: {what}", flush=True)  # shown when the test times out
+    description = f"{kind} {reduction} {topology} {wire}, rows of {dtype}, {steps} steps"
+    print(f"rank {this_rank.rank()}: {description}", flush=True)  # shown when the test times out
     tables = layers(dtype)
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
@@ -81,8 +81,8 @@ def train(
             loss = tf.add_n([0.5 * tf.reduce_sum((w - t) ** 2) for w, t in zip(dense, dense_targets, strict=True)])
             for t, layer in enumerate(tables):
                 if t == 2 and leave_out:
-                    continue  # this rank's graph has no lookup of the table at all: its gradient is None
-                # Called twice: keys repeat between the calls, and must count once.
+                    continue  # this rank's graph has no lookup of the table, so its gradient is None
+                # The layer is called twice: keys that repeat between the calls must count once.
                 half = tf.shape(ids[t])[0] // 2
                 for part in (slice(None, half), slice(half, None)):
                     loss += 0.5 * tf.reduce_sum((layer(ids[t][part]) - targets[t][part]) ** 2)
@@ -94,22 +94,22 @@ def train(
         [tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS],
         [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
     )
-    # Without AutoGraph: tracing is most of a run.
+    # AutoGraph is off, because tracing takes most of a run.
     functions = [
         tf.function(functools.partial(step, out), input_signature=signature, autograph=False) for out in (False, True)
     ]
     reduce_over = sparse_reducers.reduce_over
     if control:
-        # Nothing travels: every leader sees its own gradients only.
+        # Nothing travels, so each leader sees only its own gradients.
         sparse_reducers.reduce_over = lambda _, *args, **options: reduce_over(LocalCollectives(), *args, **options)
     try:
         for i in range(steps):
-            one = batches.batch(i, this_rank.rank())
-            leave_out = len(one.ids[2]) == 0 and i % 3 == 0
+            this_batch = batches.batch(i, this_rank.rank())
+            leave_out = len(this_batch.ids[2]) == 0 and i % 3 == 0
             functions[leave_out](
-                [tf.constant(ids) for ids in one.ids],
-                [tf.constant(targets) for targets in one.targets],
-                [tf.constant(targets) for targets in one.dense_targets],
+                [tf.constant(ids) for ids in this_batch.ids],
+                [tf.constant(targets) for targets in this_batch.targets],
+                [tf.constant(targets) for targets in this_batch.dense_targets],
             )
     finally:
         sparse_reducers.reduce_over = reduce_over
@@ -123,7 +123,7 @@ def train(
 
 
 def published_example() -> np.ndarray:
-    """Keys e f g h i on three of the ranks; returns minus the reduced gradients."""
+    """Trains keys e f g h i on three of the ranks; returns minus the reduced gradients."""
     table = tsps.Embedding(5, 1, embeddings_initializer="zeros")
     table.build(None)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(1.0))
@@ -138,7 +138,7 @@ def published_example() -> np.ndarray:
 
 
 def fit_example() -> dict[str, np.ndarray]:
-    """`fit` with several steps per execution, batches of other sizes on every rank, evaluation on rank 0 alone."""
+    """Runs `fit` with several steps per execution, other batch sizes on every rank, and evaluation on rank 0 alone."""
     keras.utils.set_random_seed(7 + this_rank.rank())  # dense weights differ until they are broadcast
     ids = keras.layers.Input((3,), dtype="int64")
     x = keras.layers.Flatten()(tsps.Embedding(None, 4)(ids))
@@ -162,8 +162,8 @@ def fit_example() -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Runs everything that the test looks at."""
-    if this_rank.number() in (1, 2):  # one of them a leader: whatever waits must not hold the only thread
+    """Makes all runs that the test looks at."""
+    if this_rank.number() in (1, 2):  # one of them is a leader; an op that waits must not block their only thread
         tf.config.threading.set_inter_op_parallelism_threads(1)
     this_rank.init()
     folder = Path(sys.argv[2])
@@ -194,7 +194,7 @@ EVEN: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def more() -> dict[str, dict[str, Any]]:
-    """Two nodes of two ranks: longer, and the other combinations."""
+    """Two nodes of two ranks: longer runs, and other combinations."""
     return {
         "adagrad-frequency": train("adagrad", "frequency", batches.STEPS),
         "adam-frequency": train("adam", "frequency", batches.STEPS),
@@ -209,7 +209,7 @@ def more() -> dict[str, dict[str, Any]]:
 
 
 def single() -> dict[str, dict[str, Any]]:
-    """A node of four ranks: the leader applies merged gradients from where they lie, unless they are clipped."""
+    """A node of four ranks. The leader applies merged gradients in place, unless they are clipped."""
     return {
         "adagrad-frequency": train("adagrad", "frequency", 40),
         "adam-average": train("adam", "average", 20),

@@ -1,8 +1,9 @@
-"""One rank of the failure tests: trains until something happens to rank 2.
+"""One rank of the failure tests, which trains until something happens to rank 2.
 
-Arguments: what happens ("kill", "stop", "slow", "late", "raise" to rank 2; "nan" to its gradient; "join": it calls
-hvd.join; "short": it has no more steps to make; "end": rank 0 works on when the others have ended), with "-dense"
-behind it for a model without tables, and "-buckets" or "-delayed" for the schedule; the folder for results.
+Arguments: an event, and the folder for results. The events of rank 2 are "kill", "stop", "slow", "late" and "raise";
+"nan": its gradient is not finite; "join": it calls hvd.join; "short": it has no steps left. In "end", rank 0 works on
+when the others have ended. A suffix changes the job: "-dense" has no tables, "-buckets" and "-delayed" choose a
+schedule.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from tf_sparse_ps.collectives import processes
 AT_STEP, LAST_STEP, VICTIM = 20, 40, 2
 
 
-def happen(what: str) -> None:
-    """To this process."""
-    if what == "kill":
+def happen(event: str) -> None:
+    """Makes an event happen to this process."""
+    if event == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "stop":
+    elif event == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif what == "raise":
+    elif event == "raise":
         raise ValueError("no such shard")
     else:
-        time.sleep(600 if what == "slow" else 2)
+        time.sleep(600 if event == "slow" else 2)
 
 
 def main() -> None:
     """Trains a table and a dense weight."""
     this_rank.init()
     processes._EXIT_BARRIER_SECONDS = 1.0
-    what, *options = sys.argv[1].split("-")
+    event, *options = sys.argv[1].split("-")
     folder = Path(sys.argv[2])
     rank = this_rank.rank()
     layer = None
@@ -65,7 +66,7 @@ def main() -> None:
     def arguments(factor: float = 1.0) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.range(10 * rank, 10 * rank + 20, dtype=tf.int64), tf.constant(factor)
 
-    # Ranks take their time to trace, which is none to wait for. (Buckets trace anew, which they cannot with this.)
+    # The ranks trace before they begin, so that no rank waits for another's tracing. (Buckets trace again later.)
     if "buckets" not in options:
         step.get_concrete_function(*arguments())
     tsps.collectives.current().barrier("test.traced")
@@ -74,22 +75,22 @@ def main() -> None:
         factor = 1.0
         if number == AT_STEP and "buckets" in options:
             assert optimizer.schedule_report()["plan"] is not None
-        if number == AT_STEP and rank == VICTIM and what != "end":
-            print(f"rank {rank}: {what}", flush=True)
-            if what == "nan":
+        if number == AT_STEP and rank == VICTIM and event != "end":
+            print(f"rank {rank}: {event}", flush=True)
+            if event == "nan":
                 factor = float("nan")
-            elif what == "join":
-                import horovod.tensorflow as hvd  # the test is about it
+            elif event == "join":
+                import horovod.tensorflow as hvd  # the test is about hvd.join
 
                 hvd.join()
-            elif what == "short":
+            elif event == "short":
                 break
             else:
-                happen(what)
+                happen(event)
         step(*arguments(factor))
-    if what == "end" and rank == 0:
+    if event == "end" and rank == 0:
         time.sleep(3)
-        # In one call for longer than a rank may be when another has died.
+        # A single call takes longer than ranks may take after another rank has died.
         tf.numpy_function(lambda: time.sleep(6) or 0.0, [], tf.float64)
     (folder / f"done-{rank}").touch()
 

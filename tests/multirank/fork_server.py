@@ -8,9 +8,9 @@ process per program:
     print(process.stdout.read(), process.wait())
     print(run_forked("import tensorflow as tf; print(tf.__version__)").stdout)
 
-Nothing of TensorFlow's runtime runs in the server, which has one thread: `main` checks that before each fork. A forked
-program ends as any interpreter does, with its `atexit` functions and the destructors of C++, but its modules are not
-freed: that would take 1.6 s of processor time, most of what a short program takes.
+TensorFlow's runtime does not run in the server, which has one thread: `main` checks that before each fork. A forked
+program ends like any interpreter, with its `atexit` functions and the destructors of C++. However, its modules are not
+freed: that would take 1.6 s of processor time, most of the time of a short program.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 HERE = Path(__file__).resolve().parent
-# These take effect when Python starts or TensorFlow is imported. A program gets the values that the server has.
+# These take effect when Python starts or TensorFlow is imported. A program gets the server's values.
 AT_IMPORT = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
 _LONGEST_REQUEST = 1 << 20
 _STARTING_S = 120.0
 
 
 class ForkedProcess:
-    """A program that the server runs. It has the part of `subprocess.Popen` that tests use.
+    """A program that the server runs. It has those parts of `subprocess.Popen` that tests use.
 
     Attributes:
       pid: The process id. The process is a child of the server.
-      stdout: What the program writes to stdout and stderr, if that is a pipe.
+      stdout: The output of the program to stdout and stderr, if that is a pipe.
       returncode: The exit status, or minus the signal that ended the program; None while it runs.
     """
 
@@ -68,7 +68,7 @@ class ForkedProcess:
         """Waits for the end of the program and returns its status.
 
         Raises:
-          subprocess.TimeoutExpired: It still runs after `timeout` seconds.
+          subprocess.TimeoutExpired: The program still runs after `timeout` seconds.
         """
         if self.returncode is None:
             ready, _, _ = select.select([self._control], [], [], timeout)
@@ -76,7 +76,7 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
             status = self._control.recv(16)
             self._control.close()
-            self.returncode = int(status) if status else -signal.SIGKILL  # no status: the server was killed
+            self.returncode = int(status) if status else -signal.SIGKILL  # if there is no status, the server was killed
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -123,12 +123,12 @@ class ForkServer:
         Args:
           program: A Python file, whose folder comes first in the program's `sys.path`; or the Python code itself.
             `PYTHONPATH` of `environment` follows.
-          arguments: Of the program.
-          environment: All of the program's environment.
+          arguments: The arguments of the program.
+          environment: The whole environment of the program.
 
         Raises:
-          ValueError: `environment` has another value of a variable of `AT_IMPORT` than the server.
-          RuntimeError: The server does not answer; with what it wrote.
+          ValueError: `environment` and the server have different values of a variable of `AT_IMPORT`.
+          RuntimeError: The server does not answer. The text has its output.
         """
         reading, writing = os.pipe()
         try:
@@ -146,7 +146,7 @@ class ForkServer:
         """Runs a program in a forked process to its end. Arguments and errors are those of `start`.
 
         Raises:
-          subprocess.TimeoutExpired: It still runs after `timeout_s` seconds; it is killed.
+          subprocess.TimeoutExpired: The program still runs after `timeout_s` seconds. It is killed.
         """
         with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
             pid, control = self._fork(program, arguments, environment, (stdout.fileno(), stderr.fileno()))
@@ -183,7 +183,7 @@ class ForkServer:
         return int(pid), control
 
     def close(self) -> None:
-        """Ends the server and, by SIGTERM, the programs that still run."""
+        """Ends the server, and sends SIGTERM to the programs that still run."""
         self._requests.close()
         try:
             self._process.wait(10)
@@ -222,9 +222,9 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
     """Forks a process per request.
 
     Returns:
-      In a forked process: the request. In the server: None, once the client has closed its socket.
+      In a forked process: the request. In the server: None, after the client has closed its socket.
     """
-    children: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, and where its status is sent
+    children: dict[int, tuple[int, socket.socket]] = {}  # pid and socket for the status, by pidfd
     poll = select.poll()
     poll.register(requests, select.POLLIN)
     while True:
@@ -268,7 +268,7 @@ def _run(request: dict[str, Any], paths: list[str]) -> None:
     """Becomes the program."""
     import numpy as np
 
-    np.random.seed()  # or all forked programs would draw the same numbers
+    np.random.seed()  # otherwise, all forked programs would draw the same numbers
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -317,8 +317,8 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     import tensorflow as tf
 
-    assert tf.keras.layers.Dense  # Keras is imported when it is first asked for
-    # A collection in a forked program would take .4 s and copy most of this process's memory.
+    assert tf.keras.layers.Dense  # imports Keras, which TensorFlow imports at its first use
+    # A garbage collection in a forked program would take 0.4 s and copy most of this process's memory.
     gc.collect()
     gc.freeze()
     request = _serve(requests)

@@ -1,4 +1,4 @@
-"""Ports for ranks that a test starts itself, as the launcher chooses them. Needs no TensorFlow."""
+"""Ports for ranks that a test starts itself, as the launcher chooses them. It does not need TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tf_sparse_ps.launch.meeting import Ports
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nobody uses now, and that no outgoing connection gets."""
+    """Returns ports that no process uses now, and that no outgoing connection gets."""
     ports = Ports(count)
     ports.release()
     return ports.numbers

@@ -1,8 +1,8 @@
-"""Starts a rank program on several ranks, in a private folder of tables, and cleans up whatever happens.
+"""Starts a rank program on several ranks in a private folder of tables, and cleans up in any case.
 
 `direct_launcher.py` forks the ranks. It is itself forked from a process that has imported TensorFlow
-(`fork_server.py`), so a launch takes seconds less than with horovodrun. Tests of what horovodrun or `tf-sparse-ps run`
-does ask for them. pytest's option `--collectives` says what connects the ranks.
+(`fork_server.py`), so a launch takes seconds less than with horovodrun. Tests of horovodrun or `tf-sparse-ps run` ask
+for these launchers. pytest's option `--collectives` chooses what connects the ranks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import psutil
 import pytest
 from fork_server import AT_IMPORT, ForkedProcess, ForkServer
 
-# Of pytest's option `--collectives`, for the programs.
+# The environment by which programs get pytest's option `--collectives`.
 VARIABLE, HOROVOD, TENSORFLOW = "TSPS_TEST_COLLECTIVES", "horovod", "tensorflow"
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 TWO_NODES = "localhost:2,127.0.0.1:2"  # local ranks 0 1 0 1, cross ranks 0 0 1 1
 ONE_NODE = "localhost:4"
-LONGEST_S = 500.0  # for what takes a minute, on a machine that has something else to do; a job that hangs takes it
+LONGEST_S = 500.0  # for jobs that take a minute, on a machine with other work; a job that hangs takes this long
 
 
 @dataclasses.dataclass
@@ -38,8 +38,8 @@ class Launch:
     """A running job.
 
     Attributes:
-      folder: For the program's results; its second argument.
-      tables: TFSPS_DIR.
+      folder: The folder for the program's results, which is its last argument.
+      tables: The folder TFSPS_DIR.
       process: The launcher.
     """
 
@@ -50,7 +50,7 @@ class Launch:
 
     @property
     def output(self) -> str:
-        """What all ranks have printed so far."""
+        """The output of all ranks so far."""
         return "".join(line for _, line in list(self._lines))
 
     @property
@@ -62,7 +62,7 @@ class Launch:
         """Waits for the end of the job and returns the launcher's status.
 
         Raises:
-          TimeoutError: With the output.
+          TimeoutError: The job still runs. The text has its output.
         """
         try:
             status = self.process.wait(timeout_s)
@@ -95,7 +95,7 @@ class Launch:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process, and what it has started."""
+    """Returns a process and all its descendants."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -114,17 +114,17 @@ def launched(
     by_run: bool = False,
     collectives: str | None = None,
 ) -> Iterator[Launch]:
-    """Runs `program` of this folder on several ranks; ends and removes what is left of it afterwards.
+    """Runs `program` of this folder on several ranks; ends and removes all that is left of it afterwards.
 
     Args:
-      program: A file beside this one; called with `args` and the folder for results.
-      args: First arguments.
-      hosts: As horovodrun's -H.
-      ranks: As horovodrun's -np.
-      env: Added to the environment.
-      by_horovodrun: Not started directly.
-      by_run: Started by `tf-sparse-ps run`; then on one machine.
-      collectives: What connects the ranks; None: what pytest's option says.
+      program: A file of this folder, which gets `args` and the folder for results.
+      args: The first arguments of the program.
+      hosts: The hosts, as for horovodrun's -H.
+      ranks: The number of ranks, as for horovodrun's -np.
+      env: Additions to the environment.
+      by_horovodrun: Whether horovodrun starts the ranks.
+      by_run: Whether `tf-sparse-ps run` starts the ranks, on one machine.
+      collectives: The library that connects the ranks; None: pytest's option decides.
     """
     engine = collectives or os.environ.get(VARIABLE, HOROVOD)
     if by_horovodrun and engine != HOROVOD:
@@ -139,7 +139,7 @@ def launched(
         **AT_IMPORT,
         "TFSPS_DIR": str(tables),
         VARIABLE: engine,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",  # ranks that start late are none to give up
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",  # ranks may start late
         **(env or {}),
     }
     environment.pop("TFSPS_JOB", None)
@@ -167,9 +167,9 @@ def launched(
     done = threading.Event()
 
     def remember() -> None:
-        # Ranks outlive a launcher that dies; their ids must be known before.
+        # Ranks survive a launcher that dies, so their ids must be known before.
         while not done.wait(0.2):
-            known.update((one.pid, one) for one in family(process.pid))
+            known.update((process_of_job.pid, process_of_job) for process_of_job in family(process.pid))
 
     watcher = threading.Thread(target=remember, daemon=True)
     watcher.start()
@@ -178,22 +178,22 @@ def launched(
     finally:
         done.set()
         watcher.join()
-        known.update((one.pid, one) for one in family(process.pid))
-        for one in known.values():
+        known.update((process_of_job.pid, process_of_job) for process_of_job in family(process.pid))
+        for process_of_job in known.values():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if any("resource_tracker" in word for word in one.cmdline()):
-                    continue  # removes the launcher's semaphores once the launcher is gone, and ends
-                one.send_signal(signal.SIGKILL)  # psutil refuses when the id belongs to another process by now
+                if any("resource_tracker" in word for word in process_of_job.cmdline()):
+                    continue  # removes the launcher's semaphores after the launcher has ended, and then ends
+                process_of_job.send_signal(signal.SIGKILL)  # psutil refuses if the id belongs to a new process
         process.wait(10)
         shutil.rmtree(tables, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(program: str, *args: str, timeout_s: float = LONGEST_S, **options: object) -> Launch:
-    """Runs a program to its end. Only its output is left.
+    """Runs a program to its end. Only its output is kept.
 
     Raises:
-      AssertionError: It failed; with its output.
+      AssertionError: The job failed. The text has its output.
     """
     with launched(program, *args, **options) as job:  # type: ignore[arg-type]
         status = job.wait(timeout_s)
@@ -202,5 +202,5 @@ def run(program: str, *args: str, timeout_s: float = LONGEST_S, **options: objec
 
 
 def words(sequence: Sequence[object]) -> str:
-    """A sequence as arguments."""
-    return ",".join(str(one) for one in sequence)
+    """Returns a sequence as an argument, separated by commas."""
+    return ",".join(str(item) for item in sequence)

@@ -1,6 +1,6 @@
 """One rank of a job whose ranks are configured differently, in several ways one after another.
 
-Every rank writes down what each way ended in. Argument: the folder for results.
+Every rank records the outcome of each way. Argument: the folder for results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ keras = tf.keras
 
 
 def step(layers: list[Any], optimizer: Any, dense: list[tf.Variable], scale: float = 1.0) -> None:
-    """One eager step."""
+    """Makes one eager step."""
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(layer(tf.constant([1, 2, 3], tf.int64))) for layer in layers])
         loss = scale * loss + tf.add_n([tf.reduce_sum(weight**2) for weight in dense])
@@ -33,57 +33,59 @@ def step(layers: list[Any], optimizer: Any, dense: list[tf.Variable], scale: flo
 
 
 def built(*arguments: Any, **options: Any) -> Any:
-    """A layer with its table."""
+    """Returns a layer with its table."""
     layer = tsps.Embedding(*arguments, **options)
     layer.build(None)
     return layer
 
 
-def other(usual: Any, on_rank_2: Any) -> Any:
-    """One value on rank 2, another on the others."""
+def per_rank(usual: Any, on_rank_2: Any) -> Any:
+    """Returns one value on rank 2, and another on all other ranks."""
     return on_rank_2 if this_rank.rank() == 2 else usual
 
 
 def reduction() -> None:
-    step([built(None, 4)], tsps.DistributedOptimizer("sgd", sparse_reduction=other("frequency", "sum")), [weight()])
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd", sparse_reduction=per_rank("frequency", "sum")), [weight()])
 
 
 def topology() -> None:
-    step([built(None, 4)], tsps.DistributedOptimizer("sgd", topology=other("flat", "hierarchical")), [weight()])
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd", topology=per_rank("flat", "hierarchical")), [weight()])
 
 
 def wire() -> None:
-    step([built(None, 4)], tsps.DistributedOptimizer("sgd", wire=other("float32", "bfloat16")), [weight()])
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd", wire=per_rank("float32", "bfloat16")), [weight()])
 
 
 def rule() -> None:
-    chosen = other(tsps.optimizers.Adagrad(), tsps.optimizers.Adagrad(initial_accumulator_value=0.2))
+    chosen = per_rank(tsps.optimizers.Adagrad(), tsps.optimizers.Adagrad(initial_accumulator_value=0.2))
     step([built(None, 4)], tsps.DistributedOptimizer("sgd", sparse_optimizer=chosen), [weight()])
 
 
 def bound() -> None:
-    step([built(other(10, 11), 4)], tsps.DistributedOptimizer("sgd"), [weight()])
+    step([built(per_rank(10, 11), 4)], tsps.DistributedOptimizer("sgd"), [weight()])
 
 
 def dense_shape() -> None:
-    step([built(None, 4)], tsps.DistributedOptimizer("sgd"), [tf.Variable(tf.ones([other(2, 3)]))])
+    step([built(None, 4)], tsps.DistributedOptimizer("sgd"), [tf.Variable(tf.ones([per_rank(2, 3)]))])
 
 
 def clipping() -> None:
-    step([built(None, 4)], tsps.DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=other(1.0, 2.0))), [weight()])
+    step(
+        [built(None, 4)], tsps.DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=per_rank(1.0, 2.0))), [weight()]
+    )
 
 
 def leader_fails() -> None:
-    # Only the leaders write: what they find wrong must end the other ranks too.
+    # Only the leaders write. An error that they find must end the other ranks, too.
     layer = built(None, 4)
     step([layer], tsps.DistributedOptimizer("sgd", sparse_optimizer="adagrad"), [weight()])
     if this_rank.local_rank() == 0:
-        layer.bindings[0].optimizer = None  # as in a process that attaches to the table
+        layer.bindings[0].optimizer = None  # like in a process that attaches to the table
     step([layer], tsps.DistributedOptimizer("sgd", sparse_optimizer="adam"), [weight()])
 
 
 def broadcast_shapes() -> None:
-    variables = [tf.Variable(tf.ones([other(2, 3)]))]
+    variables = [tf.Variable(tf.ones([per_rank(2, 3)]))]
     initial_sync.broadcast_variables(variables, 0, tsps.collectives.current())
 
 
@@ -93,11 +95,11 @@ def callback_on_some_ranks() -> None:
     model.compile(tsps.DistributedOptimizer("sgd"), "mse")
     checkpoint = callbacks.Checkpoint("/dev/null/never-made", every_steps=1)
     data = checkpoint.dataset(lambda _: tf.data.Dataset.from_tensors((tf.ones([2, 1], tf.int64), tf.ones([2, 1]))))
-    model.fit(data, verbose=0, callbacks=other([checkpoint], []))
+    model.fit(data, verbose=0, callbacks=per_rank([checkpoint], []))
 
 
 def weight() -> tf.Variable:
-    """A dense weight."""
+    """Returns a dense weight."""
     return tf.Variable([1.0, 2.0])
 
 
@@ -106,7 +108,7 @@ def not_finite() -> None:
 
 
 def collectives_work() -> dict[str, Any]:
-    """Every operation, on inputs that invite grappler to fold, merge or drop it; what came out, as lists."""
+    """Runs every operation on inputs that invite grappler to fold, merge or drop it; returns the results as lists."""
     world, rank = tsps.collectives.current(), this_rank.rank()
     total = tf.Variable(0.0)
 
@@ -114,9 +116,9 @@ def collectives_work() -> dict[str, Any]:
     def step() -> tf.Tensor:
         (constant,) = world.allreduce([tf.constant(2.0)], "t.constant", average=False)
         (same,) = world.allreduce([tf.constant(2.0)], "t.same", average=False)
-        world.allgather([tf.ones([rank, 2])], "t.unused")  # needed by nobody
+        world.allgather([tf.ones([rank, 2])], "t.unused")  # no op needs the result
         if rank == 1:
-            total.assign_add(constant + same)  # needed on rank 1 only
+            total.assign_add(constant + same)  # only rank 1 needs the result
         return total.read_value()
 
     @tf.function
@@ -136,8 +138,8 @@ def collectives_work() -> dict[str, Any]:
         "last": float(last),
         "enqueued": before,
         "alltoall": [rows.numpy().tolist(), counts.numpy().tolist()],
-        "ragged": [one.numpy().tolist() for one in ragged],
-        "means": [one.numpy().tolist() for one in means],
+        "ragged": [values.numpy().tolist() for values in ragged],
+        "means": [values.numpy().tolist() for values in means],
         "broadcast": world.broadcast(tf.constant([rank, -rank]), 3, "t.broadcast").numpy().tolist(),
         "objects": world.allgather_object({"rank": rank, "text": "x" * rank}, "t.objects"),
         "object": world.broadcast_object(("from", rank), 1, "t.object"),
@@ -159,7 +161,7 @@ WAYS: list[Callable[[], None]] = [
 
 
 def main() -> None:
-    """Tries every way, then trains to show that nothing is left hanging."""
+    """Tries every way, and then trains, to show that no operation is left hanging."""
     this_rank.init()
     outcomes: dict[str, Any] = {"collectives": collectives_work()}
     outcomes |= this_rank.outcomes_of(WAYS)
@@ -171,7 +173,7 @@ def main() -> None:
     outcomes["explicit"] = np.asarray(explicit(tf.range(6))).tolist()
     (Path(sys.argv[1]) / f"outcomes-{this_rank.rank()}.json").write_text(json.dumps(outcomes))
     tsps.collectives.current().barrier("test.written")
-    not_finite()  # the leaders refuse the step; nobody may wait for it
+    not_finite()  # the leaders refuse the step, and no rank may wait for it
 
 
 if __name__ == "__main__":

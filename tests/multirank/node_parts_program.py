@@ -1,6 +1,6 @@
-"""One rank of a job on two machines that saves, or restores, checkpoints of which each machine writes a part.
+"""One rank of a job on two machines that saves, or restores, checkpoints. Each machine writes a part of them.
 
-Arguments: "save" or "restore"; a folder for checkpoints and for what they should have; the folder for results, which is
+Arguments: "save" or "restore"; a folder for checkpoints and their expected contents; the folder for results, which is
 not used.
 """
 
@@ -34,7 +34,7 @@ NAMES = ("sharded", "replicated")
 
 
 def make_model() -> Any:
-    """A model with a sharded table and a replicated one, compiled."""
+    """Returns a compiled model with a sharded table and a replicated one."""
     inputs = keras.Input((2,), dtype="int64")
     placements: tuple[Any, Any] = (Sharded(), "replicated")
     parts = [
@@ -48,7 +48,7 @@ def make_model() -> Any:
 
 
 def train(model: Any, steps: range) -> None:
-    """Steps of these numbers, on this rank's batches."""
+    """Makes the steps of these numbers, on this rank's batches."""
     for step in steps:
         random = np.random.default_rng([this_rank.rank(), step])
         x = random.integers(0, ROWS, (BATCH if step else 20 * BATCH, 2))
@@ -56,28 +56,28 @@ def train(model: Any, steps: range) -> None:
 
 
 def content(model: Any) -> dict[str, np.ndarray]:
-    """This node's rows and slots, in the order of keys; variables of this rank; the step."""
-    found = {"step": np.asarray(tables.committed_step())}
+    """Returns this node's rows and slots, in the order of keys; variables of this rank; the step."""
+    result = {"step": np.asarray(tables.committed_step())}
     for binding in tables.of(model):
         keys, rows, slots, _ = binding.reader().scan(slots=True).read()
         order = np.argsort(keys)
         for number, array in enumerate((keys, rows, *slots)):
-            found[f"{binding.config.name}.{number}"] = array[order]
+            result[f"{binding.config.name}.{number}"] = array[order]
     for number, entry in enumerate(variables.collect(model, model.optimizer, {})):
         if entry.kind != "metric":
-            found[f"variable.{number}"] = entry.variable.numpy()
-    return found
+            result[f"variable.{number}"] = entry.variable.numpy()
+    return result
 
 
-def must_equal(found: dict[str, np.ndarray], expected: Any) -> None:
-    """The same bits."""
-    assert found.keys() == set(expected)
-    for name, array in found.items():
+def must_equal(actual: dict[str, np.ndarray], expected: Any) -> None:
+    """Fails unless the contents have the same bits."""
+    assert actual.keys() == set(expected)
+    for name, array in actual.items():
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
 def must_be_parts(path: Path, expected: dict[str, np.ndarray], kind: str) -> None:
-    """A checkpoint has of each table a part of each node, and in this node's what the node had."""
+    """Fails unless a checkpoint has a part of each node for each table, and this node's part has what the node had."""
     checked = stored_checkpoint.check(path)
     shard = Shard(this_rank.rank(), 2)
     for number, name in enumerate(NAMES):
@@ -85,17 +85,17 @@ def must_be_parts(path: Path, expected: dict[str, np.ndarray], kind: str) -> Non
         assert [part.content for part in parts] == [kind, kind]
         assert [".node-00000." in parts[0].file, ".node-00001." in parts[1].file] == [True, True]
         blocks = list(StoredRows(checked, number, shard).blocks())
-        keys, rows = (np.concatenate(one) for one in zip(*((b.keys, b.rows) for b in blocks), strict=True))
+        keys, rows = (np.concatenate(arrays) for arrays in zip(*((b.keys, b.rows) for b in blocks), strict=True))
         assert shard.has(keys).all()
-        mine = shard.has(expected[f"{name}.0"])
-        np.testing.assert_array_equal(np.sort(keys), expected[f"{name}.0"][mine])
-        np.testing.assert_array_equal(rows[np.argsort(keys)], expected[f"{name}.1"][mine])
-    assert not list(path.glob("node-*")), "what nodes have told rank 0 is still there"
+        is_ours = shard.has(expected[f"{name}.0"])
+        np.testing.assert_array_equal(np.sort(keys), expected[f"{name}.0"][is_ours])
+        np.testing.assert_array_equal(rows[np.argsort(keys)], expected[f"{name}.1"][is_ours])
+    assert not list(path.glob("node-*")), "the reports of nodes to rank 0 must be removed"
 
 
 @contextlib.contextmanager
 def failing(at: str) -> Iterator[None]:
-    """On rank 1 the disk is full when a save comes to a point."""
+    """Makes rank 1's disk full when a save reaches a point."""
 
     def act(point: str) -> None:
         if point == at and this_rank.rank() == 1:
@@ -107,69 +107,69 @@ def failing(at: str) -> Iterator[None]:
 
 
 def raises(error: type[Exception], text: str) -> Any:
-    """An error that this rank must get."""
+    """Returns a context in which this rank must get an error."""
     return pytest.raises(error, match=text)
 
 
-def keep(folder: Path, name: str, found: dict[str, np.ndarray]) -> None:
-    """For who restores."""
-    np.savez(folder / f"{name}-{this_rank.rank()}.npz", **found)
+def keep(folder: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
+    """Stores the contents for the job that restores."""
+    np.savez(folder / f"{name}-{this_rank.rank()}.npz", **arrays)
 
 
 def save_to_one_directory(model: Any, folder: Path) -> None:
-    """Each machine writes its part, beside training."""
-    own = tsps.Checkpointer(folder / "shared", model, model.optimizer, keep=4)
-    going_on = threading.Event()
+    """Each machine writes its part of checkpoints in one directory, while training continues."""
+    checkpointer = tsps.Checkpointer(folder / "shared", model, model.optimizer, keep=4)
+    may_continue = threading.Event()
     if this_rank.rank() == 1:
-        fault_points.set_action(lambda point: point == "file_written" and not going_on.wait(60) and sys.exit(1))
+        fault_points.set_action(lambda point: point == "file_written" and not may_continue.wait(60) and sys.exit(1))
     train(model, range(3))
     first = content(model)
-    path = Path(own.save())
+    path = Path(checkpointer.save())
     assert path == folder / "shared" / path.name
     train(model, range(3, 6))
-    assert own.is_saving, "on both ranks: the part of rank 1 is not there yet"
+    assert checkpointer.is_saving, "on both ranks: the part of rank 1 is not there yet"
     assert not path.exists()
-    going_on.set()
-    own.wait()
+    may_continue.set()
+    checkpointer.wait()
     fault_points.set_action(None)
     must_be_parts(path, first, "all")
-    # An increment, of which each machine has a part, too.
+    # The next save is an increment, and each machine has a part of it, too.
     train(model, range(6, 7))
-    path = Path(own.save())
+    path = Path(checkpointer.save())
     second = content(model)
-    own.wait()
+    checkpointer.wait()
     must_be_parts(path, second, "all" if not stored_checkpoint.look(path).builds_on else "changes")
     assert len(stored_checkpoint.look(path).builds_on) == 1
-    # Another machine's disk is full: all ranks hear of it, and the next save works.
+    # The disk of another machine is full: all ranks get the error, and the next save works.
     for point in ("file_written", "part_written"):
         train(model, range(7, 8))
         with failing(point):
-            failed = own.save()
+            failed = checkpointer.save()
             train(model, range(8, 9))
-            assert own.latest() == str(path), "who calls it alone does not wait for what will not come"
+            assert checkpointer.latest() == str(path), "who calls it alone does not wait for what will not come"
             with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
-                own.wait()
+                checkpointer.wait()
         assert not Path(failed).exists()
-    # What fails behind the end is no loss: the checkpoint is whole.
+    # An error after the checkpoint is complete loses nothing.
     train(model, range(9, 10))
     with failing("part_reported"):
-        path = Path(own.save())
+        path = Path(checkpointer.save())
         third = content(model)
         with pytest.warns(UserWarning, match="was saved, and then: rank 1: OSError"):
-            own.wait()
+            checkpointer.wait()
     must_be_parts(path, third, "changes")
     train(model, range(9, 10))
     keep(folder, "shared", content(model))
-    path = Path(own.save())
-    own.wait()
+    path = Path(checkpointer.save())
+    checkpointer.wait()
     assert len(stored_checkpoint.check(path).builds_on) == 3
     if this_rank.rank() == 0:
         assert commands.main(["verify", str(folder / "shared")]) == 0
         shutil.copytree(folder / "shared", folder / "compacted")
         assert commands.main(["compact", str(folder / "compacted"), "--keep", "1"]) == 0
-    left = [one.name for one in (folder / "shared").iterdir() if one.name.startswith((".saving", ".removing"))]
-    assert left == []
-    # A machine that does not see the directory.
+    leftovers = [path.name for path in (folder / "shared").iterdir() if path.name.startswith((".saving", ".removing"))]
+    assert leftovers == []
+    # One machine does not see the directory.
     alone = tsps.Checkpointer(folder / "alone", model, model.optimizer)
     if this_rank.rank() == 1:
         alone._directory.path = folder / "another disk"
@@ -179,51 +179,51 @@ def save_to_one_directory(model: Any, folder: Path) -> None:
 
 
 def save_to_own_directories(model: Any, folder: Path) -> None:
-    """Each machine writes all that its ranks restore."""
-    mine = folder / f"own-{this_rank.rank()}"
-    own = tsps.Checkpointer(mine, model, model.optimizer, keep=2, per_node=True)
+    """Each machine writes everything that its ranks restore, to its own directory."""
+    own_folder = folder / f"own-{this_rank.rank()}"
+    checkpointer = tsps.Checkpointer(own_folder, model, model.optimizer, keep=2, per_node=True)
     paths = []
     for number, step in enumerate((5, 11, 12, 13)):
         train(model, range(step, step + 1))
-        if number == 2:  # one machine's disk is full: none has the checkpoint, though one may have a folder
+        if number == 2:  # one machine's disk is full: no machine has the checkpoint, though one may have a folder
             for point in ("file_written", "renamed"):
                 with failing(point):
-                    own.save()
+                    checkpointer.save()
                     train(model, range(14, 15))
                     with raises(errors.NotSavedError, r"rank 1: OSError: .*No space left"):
-                        own.wait()
+                        checkpointer.wait()
             continue
-        paths.append(Path(own.save()))
+        paths.append(Path(checkpointer.save()))
         keep(folder, f"own{len(paths)}", content(model))
-        own.wait()
+        checkpointer.wait()
     checked = stored_checkpoint.check(paths[-1])
-    assert sorted(mine.glob("step-*")) == paths, "what others do not have is still there"
+    assert sorted(own_folder.glob("step-*")) == paths, "what others do not have is still there"
     assert len(checked.builds_on) == 2
     assert checked.manifest.node == this_rank.rank()
-    assert commands.main(["verify", str(mine)]) == 0
-    assert commands.main(["diff", str(mine)]) == 1
-    assert commands.main(["export", str(mine), "--to", str(folder / f"exported-{this_rank.rank()}")]) == 0
+    assert commands.main(["verify", str(own_folder)]) == 0
+    assert commands.main(["diff", str(own_folder)]) == 1
+    assert commands.main(["export", str(own_folder), "--to", str(folder / f"exported-{this_rank.rank()}")]) == 0
     for number, name in enumerate(NAMES):
         (part,) = checked.manifest.parts(number)
         assert part.content == "changes"
-        found = StoredRows(checked, number)
-        assert found.shard == (Shard(this_rank.rank(), 2) if name == "sharded" else None)
-        keys = np.concatenate([block.keys for block in found.blocks()])
+        stored = StoredRows(checked, number)
+        assert stored.shard == (Shard(this_rank.rank(), 2) if name == "sharded" else None)
+        keys = np.concatenate([block.keys for block in stored.blocks()])
         np.testing.assert_array_equal(np.sort(keys), content(model)[f"{name}.0"])
     ids = tsps.collectives.current().allgather_object(checked.manifest.id, "test.ids")
     assert ids[0] == ids[1]
-    # One directory is none for each.
-    both = tsps.Checkpointer(folder / "both", model, model.optimizer, per_node=True)
+    # Machines with per_node=True must not share a directory.
+    same_directory = tsps.Checkpointer(folder / "both", model, model.optimizer, per_node=True)
     with raises(errors.NotSavedError, r"is being written by .*leave per_node=True out"):
-        both.save()
+        same_directory.save()
     with raises(errors.StateError, "training has begun"):
         tsps.Checkpointer(
-            mine if this_rank.rank() else folder / "none", model, model.optimizer, per_node=True
+            own_folder if this_rank.rank() else folder / "none", model, model.optimizer, per_node=True
         ).restore()
 
 
 def restore(folder: Path) -> None:
-    """Restores one after another."""
+    """Restores several checkpoints, one after another."""
     model = make_model()
     ranks = tsps.collectives.current()
 
@@ -234,15 +234,15 @@ def restore(folder: Path) -> None:
     def expected(name: str) -> Any:
         return dict(np.load(folder / f"{name}-{this_rank.rank()}.npz"))
 
-    own, other = f"own-{this_rank.rank()}", f"own-{1 - this_rank.rank()}"
+    own_name, other_name = f"own-{this_rank.rank()}", f"own-{1 - this_rank.rank()}"
     for name in ("shared", "compacted"):
         assert restored(name) is not None
         must_equal(content(model), expected("shared"))
     with raises(errors.UnsupportedError, r"the rows of node \d of 2 alone.*the same order"):
-        restored(other, per_node=True)
-    assert restored(own, per_node=True) is not None
+        restored(other_name, per_node=True)
+    assert restored(own_name, per_node=True) is not None
     must_equal(content(model), expected("own3"))
-    newest = directory.CheckpointDirectory(folder / own).find()[0].path
+    newest = directory.CheckpointDirectory(folder / own_name).find()[0].path
     if this_rank.rank() == 1:
         (file,) = newest.glob("t0000-*.tfsps")
         data = bytearray(file.read_bytes())
@@ -250,27 +250,26 @@ def restore(folder: Path) -> None:
         file.write_bytes(data)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert restored(own, per_node=True) is not None
-    assert any("is not whole" in str(one.message) or "passed over" in str(one.message) for one in caught)
+        assert restored(own_name, per_node=True) is not None
+    assert any("is not whole" in str(warning.message) or "passed over" in str(warning.message) for warning in caught)
     must_equal(content(model), expected("own2"))
     if this_rank.rank() == 1:
         shutil.rmtree(newest)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert restored(own, per_node=True) is not None
-    lacks = any(f"{newest} is passed over: another node does not have it" in str(one.message) for one in caught)
+        assert restored(own_name, per_node=True) is not None
+    lacks = any(f"{newest} is passed over: another node does not have it" in str(warning.message) for warning in caught)
     assert lacks == (this_rank.rank() == 0)
     must_equal(content(model), expected("own2"))
-    if this_rank.rank() == 0:  # an increment needs what it builds on, on each machine
-        shutil.rmtree(directory.CheckpointDirectory(folder / own).find()[-1].path)
-    before = sorted((folder / own).glob("step-*"))
+    if this_rank.rank() == 0:  # an increment needs, on each machine, what it builds on
+        shutil.rmtree(directory.CheckpointDirectory(folder / own_name).find()[-1].path)
+    before = sorted((folder / own_name).glob("step-*"))
     with raises(errors.StateError, r"is whole on all nodes: \{'node 0': \{.*it builds on .*'node 1': \{.*another node"):
-        restored(own, per_node=True)
-    assert sorted((folder / own).glob("step-*")) == before
+        restored(own_name, per_node=True)
+    assert sorted((folder / own_name).glob("step-*")) == before
 
 
 def main() -> None:
-    """See above."""
     this_rank.init()
     keras.utils.set_random_seed(7)
     folder = Path(sys.argv[2])

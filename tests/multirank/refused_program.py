@@ -1,8 +1,8 @@
-"""One rank of the tests of refused steps. Writes what it trained with and without the refused batches.
+"""One rank of the tests of refused steps. It writes the results of training with and without the refused batches.
 
-Arguments: the cases, with commas; the folder for results. A case is one of `refused_batches.CASES`, of which the last
-rank spoils the batches; or "growth": the last node's table cannot grow; or "order": the leader's tables are at another
-step for once.
+Arguments: the cases, separated by commas; the folder for results. The cases are those of `refused_batches.CASES`, whose
+batches the last rank spoils; "growth": the last node's table cannot grow; and "order": the leader's tables are at
+another step once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tf_sparse_ps import _ops
 
 
 def spoil_targets(i: int, ids: np.ndarray, targets: np.ndarray) -> None:
-    """On the last rank alone: the others' gradients are fine."""
+    """Spoils the targets of the last rank alone; the others' gradients are valid."""
     if this_rank.rank() == this_rank.size() - 1:
         targets[0] = np.nan
 
 
 def let_no_table_grow(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[[], None] | None:
-    """The last node's leader does not find the files that must grow, for a batch with more new keys than have room."""
+    """Renames the files that must grow, for a batch with too many new keys, so that the last leader misses them."""
     job = tsps.job.current()
     tables = sorted(Path(job.group_path).glob("t*"))[-1]
     n = (tables / "plane.embedding.1").stat().st_size // (4 * 4) // 3 + 1000
@@ -36,7 +36,7 @@ def let_no_table_grow(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[
     targets.resize((n, 1), refcheck=False)
     ids[:] = np.arange(ids.size).reshape(ids.shape) + 10_000_000
     targets[:] = 1.0
-    job.collectives.barrier("test.sizes")  # all have looked, and nothing is renamed before
+    job.collectives.barrier("test.sizes")  # all ranks look before files are renamed
     away = tables.with_name("away")
     is_last_leader = job.is_leader and job.node == len(job.leaders) - 1
     if is_last_leader:
@@ -45,13 +45,13 @@ def let_no_table_grow(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[
     def put_back() -> None:
         if is_last_leader:
             away.rename(tables)
-        job.collectives.barrier("test.back")  # nobody looks for it before
+        job.collectives.barrier("test.back")  # no rank looks for files before they are back
 
     return put_back
 
 
 def change_the_step(i: int, ids: np.ndarray, targets: np.ndarray) -> Callable[[], None] | None:
-    """The leader of the last node finds its tables at another step than it makes."""
+    """Changes the step of the last node's tables, so that its leader finds another one than it makes."""
     job = tsps.job.current()
     if not (job.is_leader and job.node == len(job.leaders) - 1):
         return None
@@ -71,11 +71,11 @@ def main() -> None:
         print(f"rank {this_rank.rank()}: {case}", flush=True)
         spoil = SPOIL.get(case, spoil_targets)
         case = case if case in refused_batches.CASES else "synchronous"
-        found, errors = refused_batches.train(case, bad=True, rank=this_rank.rank(), spoil=spoil)
+        trained, errors = refused_batches.train(case, bad=True, rank=this_rank.rank(), spoil=spoil)
         expected, _ = refused_batches.train(case, bad=False, rank=this_rank.rank())
         name = sys.argv[1].split(",")[len(list(folder.glob(f"*-{this_rank.rank()}.npz")))]
-        facts = {"errors": errors, "differences": refused_batches.differences(found, expected)}
-        arrays = {key.split(" ")[0]: value for key, value in found.items()}
+        facts = {"errors": errors, "differences": refused_batches.differences(trained, expected)}
+        arrays = {key.split(" ")[0]: value for key, value in trained.items()}
         np.savez(folder / f"{name}-{this_rank.rank()}.npz", facts=np.array(json.dumps(facts)), **arrays)
 
 

@@ -1,6 +1,6 @@
-"""One rank of the tests that a job which is killed and started again by the same command is an uninterrupted one.
+"""One rank of the tests that a job which is killed and started again by the same command equals an uninterrupted one.
 
-Arguments: a JSON object, see `Options`; the folder for results, which is not used: those go where the options say.
+Arguments: a JSON object, see `Options`; the folder for results, which is not used: the options name the folder.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from tf_sparse_ps.config.placement import Sharded
 
 keras = _keras.keras
 WIDTH, ITEMS, BATCH = 3, 400, 16
-BATCHES = (7, 5, 6)  # of each epoch
+BATCHES = (7, 5, 6)  # the number of batches of each epoch
 
 
 @dataclasses.dataclass
 class Options:
-    """What a run does.
+    """The options of a run.
 
     Attributes:
-      checkpoints: Their directory.
-      results: Where the content of tables and variables is written when training has ended; "": nowhere.
+      checkpoints: The directory of checkpoints.
+      results: The folder to which the contents of tables and variables are written after training; "": none.
       how: "fit" or "loop".
-      epochs: To train.
-      every: Steps between checkpoints.
-      background: Checkpoints are written beside training: which one is there when a process dies depends on time.
-      per_node: Each machine has a directory, "<checkpoints>-<node>".
-      kill_rank: That kills itself; -1: none does.
-      kill_at: Updates after which it does.
-      kill_point: Of a save at which it does, from that number of updates on.
-      kill_restore: Point of a restore at which it does.
-      kill_waits: It says that it is about to, and waits to be ended otherwise: with the launcher.
-      placement: Of the tables: "replicated" or "sharded".
-      tiered: Folder for the rows on disk of one table; "": in memory.
-      memory: Of that table, where it is on disk.
-      cached: One table has some of its rows on a device.
-      schedule: Of dense gradients, as it is written in a program.
-      unknown: Datasets do not tell how many batches they have.
-      dropout: The model drops some values, under Keras 3.
-      skip: "tables" or "variables": what the control leaves out of a restore; "check": the comparison of steps, too.
-      after: "load": only restores, and writes the results; "save": saves, too.
+      epochs: The number of epochs.
+      every: The number of steps between checkpoints.
+      background: Whether checkpoints are written while training continues. Then timing decides which checkpoint exists
+        when a process dies.
+      per_node: Whether each machine has a directory, "<checkpoints>-<node>".
+      kill_rank: The rank that kills itself; -1: none.
+      kill_at: The number of updates after which it kills itself.
+      kill_point: The point of a save at which it kills itself, from that number of updates on.
+      kill_restore: The point of a restore at which it kills itself.
+      kill_waits: Whether it announces the kill, and waits for another end: that of the launcher.
+      placement: The placement of the tables: "replicated" or "sharded".
+      tiered: The folder for the rows on disk of one table; "": all rows are in memory.
+      memory: The memory of that table, if it has rows on disk.
+      cached: Whether one table has some of its rows on a device.
+      schedule: The schedule of dense gradients, as an expression.
+      unknown: Whether datasets do not know their number of batches.
+      dropout: Whether the model drops some values, in Keras 3.
+      skip: "tables" or "variables": what the control omits from a restore; "check": the comparison of steps, too.
+      after: "load": only restore, and write the results; "save": save, too.
     """
 
     checkpoints: str
@@ -83,10 +84,10 @@ class Options:
 
 
 def make_model(options: Options) -> Any:
-    """A model with two tables, statistics of normalisation and dropout, compiled."""
+    """Returns a compiled model with two tables, statistics of normalisation, and dropout."""
     placement: Any = Sharded() if options.placement == "sharded" else "replicated"
     storage: Any = tsps.Tiered(options.tiered, memory=options.memory) if options.tiered else "memory"
-    # A batch has at most 48 keys, and "lru" gives the bits that there would be without.
+    # A batch has at most 48 keys. "lru" gives the same bits as no cache.
     cache = tsps.DeviceCache(rows=90, policy="lru") if options.cached else None
     users = tsps.TableConfig(
         "users", 4, initializer="uniform", seed=3, placement=placement, storage=storage, cache=cache
@@ -99,7 +100,7 @@ def make_model(options: Options) -> Any:
     ]
     hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()(parts))
     hidden = keras.layers.Dense(5, activation="tanh")(hidden)
-    if options.dropout and _keras.IS_KERAS_3:  # Keras 2 draws what it drops from states that are no variables
+    if options.dropout and _keras.IS_KERAS_3:  # in Keras 2, the random states of dropout are no variables
         hidden = keras.layers.Dropout(0.2)(hidden)
     model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
     schedule = eval(f"tsps.schedules.{options.schedule}")
@@ -124,7 +125,7 @@ def batches_of(options: Options) -> Any:
 
 
 class Kill(keras.callbacks.Callback):
-    """Ends this process after so many updates."""
+    """Ends this process after a number of updates."""
 
     def __init__(self, options: Options) -> None:
         super().__init__()
@@ -134,9 +135,9 @@ class Kill(keras.callbacks.Callback):
         die(self._options, int(self.model.optimizer.iterations))
 
 
-def die(options: Options, made: int) -> None:
-    """Ends this process if it is to die after so many updates; from then on, if in a save."""
-    if this_rank.rank() != options.kill_rank or made < options.kill_at:
+def die(options: Options, updates: int) -> None:
+    """Ends this process if it is to die after this number of updates. If it is to die in a save, arms that point."""
+    if this_rank.rank() != options.kill_rank or updates < options.kill_at:
         return
     if not options.kill_point:
         end(options)
@@ -144,12 +145,12 @@ def die(options: Options, made: int) -> None:
 
 
 def die_at(chosen: str, options: Options) -> None:
-    """Ends this process when it comes to a point."""
+    """Ends this process when it reaches a point."""
     fault_points.set_action(lambda point: end(options) if point == chosen else None)
 
 
 def end(options: Options) -> None:
-    """Ends this process, or waits until somebody does."""
+    """Ends this process, or waits until it is killed."""
     if options.kill_waits:
         print("waits to be killed", flush=True)
         time.sleep(600)
@@ -158,7 +159,7 @@ def end(options: Options) -> None:
 
 @contextlib.contextmanager
 def controls(options: Options) -> Iterator[None]:
-    """Leaves out what the options say."""
+    """Omits from restores what the options say."""
     if options.skip:
         nothing: Any = lambda *_, **__: None  # noqa: E731
         tables.Stored.restore = nothing  # type: ignore[method-assign]
@@ -170,12 +171,12 @@ def controls(options: Options) -> Iterator[None]:
 
 
 def where(options: Options) -> str:
-    """The directory of checkpoints."""
+    """Returns the directory of checkpoints."""
     return f"{options.checkpoints}-{job.current().node}" if options.per_node else options.checkpoints
 
 
 def how(options: Options) -> dict[str, Any]:
-    """How they are saved."""
+    """Returns the options of the checkpoints."""
     return {"keep": 2, "background": options.background, "per_node": options.per_node}
 
 
@@ -215,25 +216,25 @@ def loop(options: Options, model: Any) -> None:
     for _ in checkpointer.epochs(options.epochs):
         for x, y in data:
             train(x, y)
-            made = int(optimizer.iterations)
-            die(options, made)
-            if made % options.every == 0:
+            updates = int(optimizer.iterations)
+            die(options, updates)
+            if updates % options.every == 0:
                 checkpointer.save()
     checkpointer.save()
     checkpointer.wait()
 
 
 def write_results(options: Options, model: Any) -> None:
-    """What is in the tables, in the order of the keys, and in this rank's variables."""
+    """Writes the contents of the tables, in the order of the keys, and this rank's variables."""
     ranks = tsps.collectives.current()
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for binding in tables.of(model):
         keys, rows, slots, _ = binding.reader().scan(slots=True).read()
         order = np.argsort(keys)
-        own = [keys[order], rows[order], *(one[order] for one in slots)]
+        arrays_of_rank = [keys[order], rows[order], *(slot[order] for slot in slots)]
         if isinstance(binding.config.storage, tsps.Tiered) and ranks.local_rank == 0:
             print(f"{binding.config.name} has {binding.reader().stats()['rows_on_disk']} rows on disk", flush=True)
-        parts = ranks.allgather_object((binding.node, ranks.local_rank == 0, own), "test.tables")
+        parts = ranks.allgather_object((binding.node, ranks.local_rank == 0, arrays_of_rank), "test.tables")
         leaders = [arrays for _, leads, arrays in parts if leads]
         if binding.placement == "replicated":  # all nodes have the same
             for arrays in leaders[1:]:
@@ -243,21 +244,20 @@ def write_results(options: Options, model: Any) -> None:
         whole = [np.concatenate(arrays) for arrays in zip(*leaders, strict=True)]
         order = np.argsort(whole[0])
         for number, array in enumerate(whole):
-            found[f"{binding.config.name}.{number}"] = array[order]
-    found["step of the tables"] = np.asarray(tables.committed_step())
+            contents[f"{binding.config.name}.{number}"] = array[order]
+    contents["step of the tables"] = np.asarray(tables.committed_step())
     for entry in variables.collect(model, model.optimizer, {}):
         if entry.kind != "metric":
-            number = sum(name.startswith("variable") for name in found)
-            found[f"variable.{number:03d}.{entry.kind}"] = entry.variable.numpy()
+            number = sum(name.startswith("variable") for name in contents)
+            contents[f"variable.{number:03d}.{entry.kind}"] = entry.variable.numpy()
     Path(options.results).mkdir(parents=True, exist_ok=True)
-    np.savez(Path(options.results) / f"rank{ranks.rank}.npz", **found)
+    np.savez(Path(options.results) / f"rank{ranks.rank}.npz", **contents)
     ranks.barrier("test.results")
 
 
 def main() -> None:
-    """See above."""
     options = Options(**json.loads(sys.argv[1]))
-    tsps.init()  # where there is but one rank it is no launcher's
+    tsps.init()  # a single rank is started without a launcher
     keras.utils.set_random_seed(7)
     model = make_model(options)
     if options.kill_restore and this_rank.rank() == options.kill_rank:

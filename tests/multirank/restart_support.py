@@ -1,4 +1,4 @@
-"""Jobs that are killed and started again by the same command, and what they have trained in the end."""
+"""Jobs that are killed and started again by the same command, and the final contents that they have trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 PROGRAM, JOB = "restart_program.py", "restarts"
 LOGS = "epoch "
 TWO_MACHINES = "localhost:1,127.0.0.1:1"
-MEMORY = 12_620_000  # of a tiered table: 12 MiB are buffers, and there is room for some of a machine's 200 rows
+MEMORY = 12_620_000  # bytes of a tiered table: 12 MiB of buffers, and space for some of a machine's 200 rows
 
 _COMPACT = """
 import os, signal, sys
@@ -36,13 +36,13 @@ compaction.compact(Path(sys.argv[1]))
 
 
 def arguments(options: Options, ranks: int, hosts: str | None) -> tuple[list[str], dict[str, Any]]:
-    """For `launch.launched`."""
+    """Returns the arguments for `launch.launched`."""
     text = json.dumps(dataclasses.asdict(options))
     return [PROGRAM, text], {"hosts": hosts or f"localhost:{ranks}", "ranks": ranks}
 
 
 def start(options: Options, ranks: int, hosts: str | None = None, **how: Any) -> tuple[int, str]:
-    """Runs the program; returns its status and output. `how`: of `launch.launched`."""
+    """Runs the program; returns its status and output. `how`: options of `launch.launched`."""
     words, of_ranks = arguments(options, ranks, hosts)
     with launch.launched(*words, **of_ranks, **how) as job:
         return job.wait(), job.output
@@ -57,11 +57,11 @@ def finish(options: Options, ranks: int, **more: Any) -> str:
 
 
 def kill_launcher(number: int, options: Options, ranks: int, hosts: str | None = None, **how: Any) -> tuple[int, str]:
-    """Runs the program until a rank waits to be killed, and ends its launcher by this signal; as `start`."""
+    """Runs the program until a rank waits to be killed, and sends its launcher a signal; returns as `start` does."""
     words, of_ranks = arguments(dataclasses.replace(options, kill_waits=True), ranks, hosts)
     with launch.launched(*words, **of_ranks, **how) as job:
         job.wait_for("waits to be killed", launch.LONGEST_S)
-        started = [one for one in launch.family(job.process.pid) if one.pid != job.process.pid]
+        started = [process for process in launch.family(job.process.pid) if process.pid != job.process.pid]
         assert len(started) >= ranks
         job.process.send_signal(number)
         status = job.wait()
@@ -71,49 +71,49 @@ def kill_launcher(number: int, options: Options, ranks: int, hosts: str | None =
 
 
 def compaction_is_killed(directory: str, point: str) -> None:
-    """Compacts the newest checkpoint, and is killed at a named point, if it comes there."""
+    """Compacts the newest checkpoint in a process that is killed at a named point, if it reaches the point."""
     command = [sys.executable, "-c", _COMPACT, directory, point]
     environment = {**os.environ, "PYTHONPATH": str(launch.REPOSITORY)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    found, skipped = CheckpointDirectory(directory).newest()
-    assert found is not None
+    newest, skipped = CheckpointDirectory(directory).newest()
+    assert newest is not None
     assert skipped == []
 
 
 def content(folder: str, ranks: int) -> list[dict[str, Any]]:
-    """What each rank had in the end."""
-    found = []
+    """Returns the final contents of each rank."""
+    contents = []
     for rank in range(ranks):
         with np.load(Path(folder) / f"rank{rank}.npz") as arrays:
-            found.append(dict(arrays))
-    return found
+            contents.append(dict(arrays))
+    return contents
 
 
-def must_equal(one: str, other: str, ranks: int, *, but: str = "", within: float = 0.0) -> None:
-    """Two runs have ended with the same bits, or within a distance of each other, on each rank."""
-    for rank, (a, b) in enumerate(zip(content(one, ranks), content(other, ranks), strict=True)):
+def must_equal(results: str, other_results: str, ranks: int, *, but: str = "", within: float = 0.0) -> None:
+    """Fails unless two runs ended with the same bits, or within a distance of each other, on each rank."""
+    for rank, (a, b) in enumerate(zip(content(results, ranks), content(other_results, ranks), strict=True)):
         assert a.keys() == b.keys()
         for name in a:
             if name != but:
-                what = f"{name} of rank {rank}"
+                label = f"{name} of rank {rank}"
                 if within and a[name].dtype.kind == "f":
-                    np.testing.assert_allclose(a[name], b[name], rtol=within, atol=within, err_msg=what)
+                    np.testing.assert_allclose(a[name], b[name], rtol=within, atol=within, err_msg=label)
                 else:
-                    np.testing.assert_array_equal(a[name], b[name], err_msg=what)
+                    np.testing.assert_array_equal(a[name], b[name], err_msg=label)
 
 
 def killed(options: Options, ranks: int, *kills: dict[str, Any], hosts: str | None = None, **more: Any) -> list[str]:
     """Runs the program, killed in different ways, until it ends by itself; returns the outputs.
 
     Args:
-      options: Of the run.
-      ranks: Their number.
-      kills: Of each, what the options have besides. `launcher`: the signal that ends it, that of `tf-sparse-ps run`, or
-        on several machines horovodrun, if nothing else is asked for; `compaction`: none of the job, but of a compaction
-        behind it, at this point.
-      hosts: Of the ranks.
-      more: Of `start`.
+      options: The options of the run.
+      ranks: The number of ranks.
+      kills: The additional options of each kill. `launcher`: the signal that ends the launcher, which is
+        `tf-sparse-ps run`, or horovodrun on several machines, unless another one is chosen; `compaction`: kills no
+        rank, but a later compaction, at this point.
+      hosts: The hosts of the ranks.
+      more: Further options of `start`.
     """
     outputs = []
     for kill in kills:
@@ -136,15 +136,15 @@ def killed(options: Options, ranks: int, *kills: dict[str, Any], hosts: str | No
 def kills_at_random(
     n: int, seed: int, ranks: int = 2, *, launcher: bool = False, nodes: int = 1, per_node: bool = False
 ) -> list[dict[str, Any]]:
-    """Kills between steps, in saves, restores and compactions, of a run of 18 steps.
+    """Returns kills between steps, in saves, restores and compactions, of a run of 18 steps.
 
     Args:
-      n: Their number.
-      seed: Of the choice.
-      ranks: Of the job; rank 0 is a leader, and the one that writes manifests.
-      launcher: Its kills, too, by SIGKILL and SIGTERM.
-      nodes: Of the job. If there are as many as ranks, others that write their part of a checkpoint are killed, too.
-      per_node: Each has a directory, and none is compacted.
+      n: The number of kills.
+      seed: The seed of the choice.
+      ranks: The number of ranks of the job. Rank 0 is a leader, and writes the manifests.
+      launcher: Whether to kill the launcher, too, by SIGKILL and SIGTERM.
+      nodes: The number of nodes of the job. If it equals `ranks`, ranks that write their node's part are killed, too.
+      per_node: Whether each node has a directory. Then there are no compactions.
     """
     draw = random.Random(seed)
     kills: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def kills_at_random(
             kill_rank = draw.randrange(nodes)
             kills.append({"kill_rank": kill_rank, "kill_restore": draw.choice(fault_points.RESTORE_POINTS)})
             continue
-        # The last save comes at 18; behind a checkpoint old ones are removed from the third on.
+        # The last save is at step 18. From the third checkpoint on, saving one removes an old one.
         kill = {"kill_rank": draw.randrange(ranks), "kill_at": 1 + 15 * number // n}
         if how == "save" or (how == "launcher" and draw.random() < 0.5):
             kill |= {"kill_rank": 0, "kill_point": draw.choice((*fault_points.POINTS[:9], fault_points.CAPTURED))}
@@ -174,30 +174,30 @@ def kills_at_random(
 
 
 def logs(output: str) -> list[str]:
-    """The lines that tell the metrics of epochs."""
+    """Returns the lines with the metrics of epochs."""
     return sorted(line[line.index(LOGS) :].strip() for line in output.splitlines() if LOGS in line and "{" in line)
 
 
 def fit_options(folder: Path, name: str, **options: Any) -> Options:
-    """Of a run with folders of this name."""
+    """Returns the options of a run with folders of this name."""
     return Options(str(folder / name), results=str(folder / f"{name}-results"), **options)
 
 
 class Whole:
-    """Uninterrupted runs, each made once for all tests of a file."""
+    """Uninterrupted runs, each of which is made once for all tests of a file."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is for their results."""
+        """`folder` is for the results."""
         self._folder = folder
         self._made: dict[str, tuple[str, str]] = {}
 
     def run(self, ranks: int, hosts: str | None = None, named: bool = False, **options: Any) -> tuple[str, str]:
-        """Returns where its results are, and its output. Tables of a job that is `named` begin with other values."""
+        """Returns the folder of its results, and its output. Tables of a `named` job begin with other values."""
         name = re.sub("[^a-z0-9]", "_", str((ranks, hosts, named, *options.values())).lower())
         if name not in self._made:
             chosen = fit_options(self._folder, name, **options)
             env = {"TFSPS_JOB": JOB} if named else None
             self._made[name] = chosen.results, finish(chosen, ranks, hosts=hosts, env=env)
-            for one in content(chosen.results, ranks):
-                assert one["step of the tables"] == sum(BATCHES), "a batch was skipped, or came twice"
+            for rank_content in content(chosen.results, ranks):
+                assert rank_content["step of the tables"] == sum(BATCHES), "a batch was skipped, or came twice"
         return self._made[name]

@@ -1,4 +1,4 @@
-"""One rank of the test that rows which Python wrote are the same on all nodes once training begins.
+"""One rank of the test that rows which Python wrote are the same on all nodes when training begins.
 
 Argument: the folder for results.
 """
@@ -20,7 +20,7 @@ IDS = np.array([[1, 2, 3], [3, 0, 9]], np.int64)
 
 
 def content(layer: Any) -> list[Any]:
-    """Keys, rows and slots in the order of the keys, as lists."""
+    """Returns keys, rows and slots in the order of the keys, as lists."""
     reader = layer.bindings[0].reader()
     keys = np.sort(reader.keys())
     _, rows, slots = reader.entries(keys)
@@ -33,23 +33,23 @@ def train(model: Any) -> None:
 
 
 def main() -> None:
-    """Writes rows in every way, trains, saves, loads; all ranks must hold the same afterwards."""
+    """Writes rows in every way, trains, saves, loads. All ranks must have the same contents afterwards."""
     this_rank.init()
     ranks = tsps.collectives.current()
 
-    def same(layer: Any, what: str) -> None:
-        everyone = ranks.allgather_object(content(layer), f"test.{what}")
-        assert everyone[0][0], f"{what}: the table is empty"
-        different = [rank for rank, one in enumerate(everyone) if one != everyone[0]]
-        assert not different, f"{what}: ranks {different} differ from rank 0"
+    def same(layer: Any, label: str) -> None:
+        everyone = ranks.allgather_object(content(layer), f"test.{label}")
+        assert everyone[0][0], f"{label}: the table is empty"
+        different = [rank for rank, rank_content in enumerate(everyone) if rank_content != everyone[0]]
+        assert not different, f"{label}: ranks {different} differ from rank 0"
 
-    random = tsps.Embedding(10, 4, "orthogonal", name="random")  # each leader draws its own
+    random = tsps.Embedding(10, 4, "orthogonal", name="random")  # each leader draws other values
     loaded = tsps.Embedding(None, 4, name="loaded")
     everywhere = tsps.Embedding(10, 4, name="everywhere")
     inputs = keras.Input((3,), dtype="int64")
     sums = keras.layers.Add()([layer(inputs) for layer in (random, loaded, everywhere)])
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(keras.layers.Flatten()(sums)))
-    if ranks.rank == 0:  # the others do not even know
+    if ranks.rank == 0:  # the other ranks do not know about this
         loaded.bindings[0].assign(np.array([2, -7, 2**60]), np.arange(12, dtype=np.float32).reshape(3, 4))
     everywhere.set_weights([np.arange(40, dtype=np.float32).reshape(10, 4)])
     assert everywhere(IDS).numpy()[0, 0].tolist() == [4, 5, 6, 7], "a rank reads before its leader has written"

@@ -1,4 +1,4 @@
-"""One of two ranks that save the same model: to one path at once, to a path of each, and one after the other.
+"""One of two ranks that save the same model: to one path at once, to two paths, and one after the other.
 
 Argument: the folder for results.
 """
@@ -33,12 +33,12 @@ def make() -> Any:
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path.name} does not come"
+        assert time.monotonic() < deadline, f"{path.name} was not created in time"
         time.sleep(0.002)
 
 
 class Gate:
-    """Lets a save stop where it first reads a table: Keras has opened its file by then."""
+    """Stops a save where it first reads a table. Keras has opened its file by then."""
 
     def __init__(self) -> None:
         self.stop: Callable[[], None] | None = None
@@ -103,9 +103,9 @@ def main() -> None:
     want = predictions(model)
     gate = Gate()
 
-    def check(what: str, read: Callable[[str], Any], path: Path) -> None:
+    def check(label: str, read: Callable[[str], Any], path: Path) -> None:
         ranks.barrier("test.saved")
-        np.testing.assert_allclose(read(os.fspath(path)), want, rtol=1e-5, err_msg=what)
+        np.testing.assert_allclose(read(os.fspath(path)), want, rtol=1e-5, err_msg=label)
         ranks.barrier("test.read")
 
     for name, save, read in WAYS:
@@ -116,25 +116,25 @@ def main() -> None:
             save(model, os.fspath(path))
         else:
             wait_for(writing)
-            said = "nothing"
+            message = "nothing"
             try:
                 save(model, os.fspath(path))
             except errors.WriterLockedError as error:
-                said = str(error)
+                message = str(error)
             refused.touch()
-            assert f"{path} is being written by rank 0 (process " in said, said
+            assert f"{path} is being written by rank 0 (process " in message, message
             print(f"{name} is refused", flush=True)
         check(name, read, path)
-        own = folder / f"rank{ranks.rank}" / name
-        own.parent.mkdir(parents=True, exist_ok=True)
-        save(model, os.fspath(own))
-        check(f"{name} of its own", read, own)
+        own_path = folder / f"rank{ranks.rank}" / name
+        own_path.parent.mkdir(parents=True, exist_ok=True)
+        save(model, os.fspath(own_path))
+        check(f"{name} of its own", read, own_path)
         if ranks.rank == 1:
-            save(model, os.fspath(path))  # the other one is through
+            save(model, os.fspath(path))  # the other rank has finished
         check(f"{name} again", read, path)
     ranks.barrier("test.end")
-    left = [path.name for path in folder.rglob(".*")]
-    assert not left, left
+    leftovers = [path.name for path in folder.rglob(".*")]
+    assert not leftovers, leftovers
     print("rank is done", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""Which runs of a rank program the selected tests need. A launch makes these and no others.
+"""Selects the runs of a rank program that the selected tests need. A launch makes no other runs.
 
-The daily tests of a file look at a few runs and the nightly ones at the rest. Neither launch repeats the other's work.
+The daily tests of a file use a few runs, and the nightly tests use the rest. Neither launch repeats the other's work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def selected_runs(
     """Returns the names of the runs that the selected tests of a module need, each once.
 
     Args:
-      request: Of the fixture that launches.
-      fixture: Its name; only tests that use it count.
-      of_parameters: The names that follow from a test's parameters. Further ones stand in `@pytest.mark.runs(...)`.
+      request: The request of the fixture that launches.
+      fixture: The name of that fixture; only tests that use it count.
+      of_parameters: Returns the names that follow from a test's parameters. `@pytest.mark.runs(...)` adds further ones.
     """
     names: dict[str, None] = {}
     for item in request.session.items:

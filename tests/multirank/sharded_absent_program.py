@@ -1,8 +1,8 @@
-"""One rank of a job in which the last rank is missing in a look-up of a sharded table.
+"""One rank of a job whose last rank does not take part in a lookup of a sharded table.
 
-Arguments: what the others do ("eager", "graph", "fit": validation), and what the last one does instead ("slow": it
-comes much later, in "fit" it has fewer batches; "kill": it is killed; "raise": it looks up an id out of range), as
-"graph-kill"; the folder for results.
+Arguments: what the others do and what the last rank does, as in "graph-kill"; the folder for results. The others look
+up in "eager" mode, in a "graph", or in "fit" (validation). The last rank is "slow": it comes much later, and in "fit"
+has fewer batches; "kill": it is killed; "raise": it looks up an id out of range.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ keras = tf.keras
 
 
 def main() -> None:
-    """See above."""
     this_rank.init()
-    way, what = sys.argv[1].split("-")
+    way, event = sys.argv[1].split("-")
     rank, last = this_rank.rank(), this_rank.size() - 1
     layer = tsps.Embedding(100, 4, placement=tsps.Sharded())
     model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
@@ -39,14 +38,14 @@ def main() -> None:
     tsps.collectives.current().barrier("test.traced")
     print(f"rank {rank} is pid {os.getpid()}", flush=True)
     if rank == last:
-        print(f"rank {rank}: {what}", flush=True)
-        if what == "kill":
+        print(f"rank {rank}: {event}", flush=True)
+        if event == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif what == "raise":
+        elif event == "raise":
             look(tf.constant(ids + 1000))
         elif way != "fit":
             time.sleep(600)
-    if way == "fit":  # of which the last rank has fewer batches
+    if way == "fit":  # the last rank has fewer batches
         model.fit(data, verbose=0, validation_data=data.take(1 if rank == last else 2))
         time.sleep(600)
     elif way == "eager":

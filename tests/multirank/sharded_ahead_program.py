@@ -1,9 +1,9 @@
-"""One rank of the test that looking ahead changes no number of a table that is spread over nodes.
+"""One rank of the test that looking ahead changes no number of a sharded table.
 
-Every model has a sharded table and a replicated one, which begin alike and get the same gradients. Datasets of ranks
-have delays of their own, so that ranks know of coming batches at different times.
+Every model has a sharded table and a replicated one, which begin with the same rows and get the same gradients. The
+dataset of each rank has its own delays, so that ranks know of coming batches at different times.
 
-Arguments: rows of a batch, a comma, how many iterators are given up; the folder for results.
+Arguments: the rows of a batch, a comma, and the number of abandoned iterators; the folder for results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEMORY = 12_850_000  # 12 MiB are buffers
 
 
 def alike(rows: list[tf.Tensor], exact: bool) -> tf.Tensor:
-    """The sum of rows of two tables, which must be equal."""
+    """Returns the sum of rows of two tables, which must be equal."""
     there, spread = rows
     if not exact:
         return there + spread
@@ -46,17 +46,17 @@ class Case:
         self.name, self.rows = name, ROWS
         ranks = tsps.collectives.current()
         self.random = np.random.default_rng([ranks.rank, len(name)])
-        self.together = np.random.default_rng(len(name))  # the same on all ranks
+        self.together = np.random.default_rng(len(name))  # draws the same on all ranks
         config = {"initializer": keras.initializers.Constant(0.5), "seed": 7}
         self.there = tsps.Embedding(None, DIM, table=tsps.TableConfig(f"replicated_{name}", DIM, **config))
         sharded = tsps.TableConfig(f"sharded_{name}", DIM, placement=Sharded(wire), storage=storage, **config)
         self.spread = tsps.Embedding(None, DIM, table=sharded)
         inputs = keras.Input((WIDTH,), dtype="int64")
-        turned = inputs[:, ::-1] * 3  # each layer is called twice, with other ids
-        # Both get the same gradient, whatever is looked up: what is looked up is compared, too, in every step.
+        turned = inputs[:, ::-1] * 3  # each layer is called a second time, with other ids
+        # Both tables get the same gradient, whatever the lookups return. Every step also compares the lookups.
         looked_up = [
-            keras.layers.Lambda(partial(alike, exact=wire == "float32"))([self.there(one), self.spread(one)])
-            for one in (inputs, turned)
+            keras.layers.Lambda(partial(alike, exact=wire == "float32"))([self.there(ids), self.spread(ids)])
+            for ids in (inputs, turned)
         ]
         sums = keras.layers.Add()(looked_up)
         self.model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(sums)))
@@ -66,12 +66,12 @@ class Case:
         self.begun = self.pulled()
 
     def data(self, batches: int) -> tuple[Any, Any]:
-        """x and y."""
+        """Returns x and y of a number of batches."""
         x = self.random.zipf(1.2, (batches * self.rows, WIDTH)) % IDS
         return x, self.random.normal(size=(batches * self.rows, 1)).astype(np.float32)
 
     def dataset(self, batches: int) -> Any:
-        """Of batches that come when they like."""
+        """Returns a dataset whose batches arrive at irregular times."""
         x, y = self.data(batches)
 
         def elements() -> Iterator[Any]:
@@ -81,38 +81,38 @@ class Case:
                 yield x[part], y[part]
 
         signature = tf.TensorSpec((self.rows, WIDTH), tf.int64), tf.TensorSpec((self.rows, 1), tf.float32)
-        made = tf.data.Dataset.from_generator(elements, output_signature=signature)
-        return made.apply(tf.data.experimental.assert_cardinality(batches))
+        delayed = tf.data.Dataset.from_generator(elements, output_signature=signature)
+        return delayed.apply(tf.data.experimental.assert_cardinality(batches))
 
     def ahead(self, batches: int, n: int = 4) -> Any:
-        """The same, looking ahead."""
+        """Returns the same dataset with lookahead."""
         return tsps.lookahead(self.dataset(batches), self.model, batches=n)
 
     def check(self, least: float) -> None:
-        """Both tables are equal on all nodes; `least`: the share of rows that had come before."""
+        """Fails unless both tables are equal on all nodes. `least`: the share of rows that must have arrived before."""
         ranks = tsps.collectives.current()
         leader = ranks.local_rank == 0
         parts = ranks.allgather_object(content(self.spread) if leader else None, f"test.{self.name}")
-        assert equal(together([one for one in parts if one is not None]), content(self.there)), self.name
+        assert equal(together([part for part in parts if part is not None]), content(self.there)), self.name
         pulled, before = (now - then for now, then in zip(self.pulled(), self.begun, strict=True))
         print(f"{self.name}: {pulled:.0f} rows of other nodes, {before / pulled:.2f} before", flush=True)
         assert before >= least * pulled, (self.name, pulled, before)
 
     def pulled(self) -> tuple[float, float]:
-        """Rows of other nodes that this process has looked up, and of these those that had come before."""
-        found = self.model.optimizer.statistics()
-        return found["rows_pulled"], found["rows_pulled_before"]
+        """Returns the number of other nodes' rows that this process has looked up, and how many had arrived before."""
+        statistics = self.model.optimizer.statistics()
+        return statistics["rows_pulled"], statistics["rows_pulled_before"]
 
 
 def fit(case: Case) -> None:
-    """Epochs, with validation between, that does and does not look ahead."""
+    """Runs epochs with validation between them, with and without lookahead."""
     case.model.fit(case.ahead(12), epochs=2, validation_data=case.dataset(2), verbose=0)
     case.model.fit(case.ahead(12, 1), validation_data=case.ahead(3), verbose=0)
     case.model.fit(case.ahead(12, 32).repeat(), epochs=3, steps_per_epoch=5, verbose=0)
 
 
 def breaks(case: Case) -> None:
-    """Iterators that are given up, and others that begin."""
+    """Abandons iterators, and starts others."""
     for _ in range(BREAKS):
         steps = int(case.together.integers(1, 6))
         for number, (x, y) in enumerate(case.ahead(12)):
@@ -122,7 +122,7 @@ def breaks(case: Case) -> None:
 
 
 def apart(case: Case) -> None:
-    """Some ranks look ahead, some do not; and some train other batches than they have announced."""
+    """Some ranks look ahead and others do not. Some train other batches than they have announced."""
     rank = this_rank.rank()
     batches = iter(case.ahead(30) if rank == 0 else case.dataset(30))
     for number in range(20):
@@ -133,7 +133,7 @@ def apart(case: Case) -> None:
 
 
 def refused(case: Case) -> None:
-    """Steps that no rank makes, and a table that is written between steps."""
+    """Refused steps, and a table that is written between steps."""
     for number, (x, y) in enumerate(case.ahead(20)):
         if number % 5 == 3:
             with pytest.raises(tf.errors.InvalidArgumentError):
@@ -148,7 +148,7 @@ def refused(case: Case) -> None:
 
 
 def older_tape(case: Case) -> None:
-    """A gradient of look-ups that a step has come after is refused, where rows are fetched ahead."""
+    """A gradient of lookups is refused after a later step, while rows are fetched ahead."""
     layer, optimizer = case.spread, case.model.optimizer
     batches = iter(case.ahead(30))
     for _ in range(4):
@@ -172,11 +172,10 @@ CASES: dict[str, tuple[Callable[[Case], None], float, dict[str, Any]]] = {
 
 
 def main() -> None:
-    """See above."""
     this_rank.init()
     for name, (train, least, config) in CASES.items():
         case = Case(name, **config)
-        if name == "apart":  # a narrow wire rounds what is looked up: only that it trains is to be seen
+        if name == "apart":  # a narrow wire rounds looked-up rows, so this only checks that the model trains
             train(case)
             continue
         train(case)

@@ -1,4 +1,4 @@
-"""One rank of the test of what sharded tables take of each node's memory, beside a replicated table of the same rows.
+"""One rank of the test of the memory that sharded tables take on each node, compared with a replicated table.
 
 Arguments: none; the folder for results.
 """
@@ -15,19 +15,19 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps.job import job as jobs
 
 keras = tf.keras
-ROWS, DIM, BATCH = 120_000, 32, 4_000  # keys of a batch; all are other ones
+ROWS, DIM, BATCH = 120_000, 32, 4_000  # BATCH: keys of a batch; no key is in two batches
 STEPS = ROWS // BATCH
 ROW = 4 * DIM + 4 * DIM + 8  # bytes on a wire: a row, and its gradient with the key
 
 
 def allocated(folder: str) -> int:
-    """Bytes of the files of a folder and those below it."""
+    """Returns the bytes of the files of a folder and its subfolders."""
     files = (os.path.join(path, name) for path, _, names in os.walk(folder) for name in names)
-    return sum(os.stat(one).st_blocks * 512 for one in files)
+    return sum(os.stat(path).st_blocks * 512 for path in files)
 
 
 def main() -> None:
-    """Trains every key once, and looks what there is then."""
+    """Trains every key once, and checks the memory afterwards."""
     ranks = this_rank.init()
     layers = {
         name: tsps.Embedding(None, DIM, table=tsps.TableConfig(name, DIM, placement=placement))
@@ -38,24 +38,24 @@ def main() -> None:
     model = keras.Model(inputs, keras.layers.Dense(1)(rows))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
     keys = np.arange(ROWS).reshape(STEPS, BATCH, 1) * 7919
-    own = BATCH // ranks.size
+    own_size = BATCH // ranks.size
 
     def batches() -> tf.data.Dataset:
-        part = keys[:, this_rank.rank() * own :][:, :own].reshape(-1, 1)
-        return tf.data.Dataset.from_tensor_slices((part, np.ones((len(part), 1), np.float32))).batch(own)
+        part = keys[:, this_rank.rank() * own_size :][:, :own_size].reshape(-1, 1)
+        return tf.data.Dataset.from_tensor_slices((part, np.ones((len(part), 1), np.float32))).batch(own_size)
 
     model.fit(tsps.lookahead(batches(), model, batches=2), verbose=0)
     job = jobs.current()
     taken = {name: allocated(layer.bindings[0].path) for name, layer in layers.items()}
     exchange = allocated(job.group.exchange_path)
     nodes = layers["sharded"].bindings[0].nodes
-    found = model.optimizer.statistics()
-    everyone = ranks.allgather_object(found["sharded_rows"], "test.rows")
-    print(f"node {job.identity.node}: {taken}, {exchange} of exchanges, {found['sharded_rows']} rows", flush=True)
-    assert all(abs(one - ROWS / nodes) <= 0.05 * ROWS / nodes for one in everyone), everyone
-    # A segment of each plane is allocated ahead of the rows.
+    statistics = model.optimizer.statistics()
+    everyone = ranks.allgather_object(statistics["sharded_rows"], "test.rows")
+    print(f"node {job.identity.node}: {taken}, {exchange} of exchanges, {statistics['sharded_rows']} rows", flush=True)
+    assert all(abs(rows_of_rank - ROWS / nodes) <= 0.05 * ROWS / nodes for rows_of_rank in everyone), everyone
+    # Each plane of a table has a segment allocated ahead of its rows.
     assert taken["sharded"] <= 1.05 * taken["replicated"] / nodes + (2 << 20), taken
-    # What travels of a step, of all ranks of a node, to and fro and reduced; not what has travelled before.
+    # The exchange holds what all ranks of the node send, receive and reduce in one step, and nothing of earlier steps.
     assert exchange <= 3 * BATCH * ROW + (1 << 20), exchange
     before = exchange
     model.fit(tsps.lookahead(batches(), model, batches=2), verbose=0)

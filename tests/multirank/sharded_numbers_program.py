@@ -1,6 +1,6 @@
 """One rank of the test that sharded tables give the numbers of the reference.
 
-Arguments: the numbers of the cases in `sharded_cases.CASES`, with "-repeated" behind them for the control in which a
+Arguments: the numbers of the cases in `sharded_cases.CASES`, with the suffix "-repeated" for the control in which a
 rank's keys are not merged before they travel; the folder for results.
 """
 
@@ -23,12 +23,12 @@ from tf_sparse_ps.reduction import sparse_reducers
 
 keras = tf.keras
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad, "adam": keras.optimizers.Adam}
-MEMORY = 12_850_000  # of a table that is partly on disk: 12 MiB are buffers
-FILL = np.arange(7_500, dtype=np.int64) + 10**6  # keys that no batch has: they send the others' rows to the disk
+MEMORY = 12_850_000  # bytes of a table that is partly on disk; 12 MiB of them are buffers
+FILL = np.arange(7_500, dtype=np.int64) + 10**6  # no batch has these keys; they move the other rows to the disk
 
 
 def config(t: int, case: dict[str, Any], disk: Path) -> Any:
-    """Of a table of batches.py."""
+    """Returns the configuration of a table of batches.py."""
     sharded = SHARDED[t]
     on_disk = case["storage"] == "tiered" and ON_DISK[t]
     wire = case["pull"] if ROUNDS_PULLS[t] else "float32"
@@ -43,50 +43,50 @@ def config(t: int, case: dict[str, Any], disk: Path) -> Any:
     )
 
 
-def own(binding: Any, keys: np.ndarray) -> np.ndarray:
-    """Which keys' rows this node has."""
+def owned_here(binding: Any, keys: np.ndarray) -> np.ndarray:
+    """Returns which keys' rows this node has."""
     if binding.placement != "sharded":
         return np.ones(len(keys), bool)
     return _table.owners(keys, binding.nodes) == binding.node
 
 
 def of_this_node(binding: Any, keys: np.ndarray) -> np.ndarray:
-    """Rows of keys, float32[n, dim]: zeros where another node has them."""
+    """Returns rows of keys, float32[n, dim], with zeros for rows of other nodes."""
     rows = np.zeros((len(keys), binding.config.dim), np.float32)
-    mine = own(binding, keys)
-    rows[mine] = binding.reader().lookup(keys[mine])
+    is_here = owned_here(binding, keys)
+    rows[is_here] = binding.reader().lookup(keys[is_here])
     return rows
 
 
 def of_all_nodes(binding: Any, keys: np.ndarray) -> np.ndarray:
-    """The same, each from the node that has it."""
+    """Returns rows of keys, each from the node that has it."""
     rows = np.zeros((len(keys), binding.config.dim), np.float32)
-    parts = own(binding, keys), of_this_node(binding, keys)
-    for theirs, found in tsps.collectives.current().allgather_object(parts, "test.first"):
-        rows[theirs] = found[theirs]
+    parts = owned_here(binding, keys), of_this_node(binding, keys)
+    for is_there, rows_there in tsps.collectives.current().allgather_object(parts, "test.first"):
+        rows[is_there] = rows_there[is_there]
     return rows
 
 
 class Both(keras.Model):
-    """The two layers as a model, which `tsps.lookahead` looks through."""
+    """The two layers as a model, for `tsps.lookahead`."""
 
-    def __init__(self, first: Any, others: Any) -> None:
+    def __init__(self, first: Any, collection: Any) -> None:
         super().__init__()
-        self.first, self.others = first, others
+        self.first, self.others = first, collection
 
     def call(self, ids: Any) -> list[tf.Tensor]:
-        """Rows of each table for its ids."""
-        found = self.others({f"f{t}": ids[t] for t in range(1, len(ids))})
-        return [self.first(ids[0]), *(found[f"f{t}"] for t in range(1, len(ids)))]
+        """Returns each table's rows for its ids."""
+        rows = self.others({f"f{t}": ids[t] for t in range(1, len(ids))})
+        return [self.first(ids[0]), *(rows[f"f{t}"] for t in range(1, len(ids)))]
 
 
 def steps(first: int, last: int) -> tf.data.Dataset:
-    """This rank's batches of these steps."""
+    """Returns this rank's batches of the steps from `first` to `last`."""
 
     def elements() -> Iterator[Any]:
         for i in range(first, last):
-            one = batches.batch(i, this_rank.rank())
-            yield tuple(one.ids), tuple(one.targets), tuple(one.dense_targets)
+            step_batch = batches.batch(i, this_rank.rank())
+            yield tuple(step_batch.ids), tuple(step_batch.targets), tuple(step_batch.dense_targets)
 
     signature = (
         tuple(tf.TensorSpec([None], tf.int64) for _ in batches.DIMS),
@@ -97,20 +97,20 @@ def steps(first: int, last: int) -> tf.data.Dataset:
 
 
 def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
-    """Trains tables and dense weights; returns what this node has before and after, and what look-ups give."""
+    """Trains tables and dense weights; returns this node's rows before and after, and the results of lookups."""
     configs = [config(t, case, disk) for t in range(len(batches.DIMS))]
     first = tsps.Embedding(configs[0].key_limit, configs[0].dim, table=configs[0])
-    others = tsps.EmbeddingCollection({f"f{t}": tsps.FeatureConfig(configs[t]) for t in range(1, len(configs))})
-    first.build(None), others.build(None)
-    model = Both(first, others)
-    bindings = [*first.bindings, *others.bindings]
+    collection = tsps.EmbeddingCollection({f"f{t}": tsps.FeatureConfig(configs[t]) for t in range(1, len(configs))})
+    first.build(None), collection.build(None)
+    model = Both(first, collection)
+    bindings = [*first.bindings, *collection.bindings]
     dense = [tf.Variable(weight) for weight in batches.first_dense()]
     optimizer = tsps.DistributedOptimizer(
         OPTIMIZERS[case["optimizer"]](batches.RATES[case["optimizer"]]),
         sparse_reduction=case["reduction"],
         wire=case["push"],
     )
-    variables = [*first.trainable_variables, *others.trainable_variables, *dense]
+    variables = [*first.trainable_variables, *collection.trainable_variables, *dense]
 
     @tf.function(
         input_signature=(
@@ -118,30 +118,30 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
             [tf.TensorSpec([None, dim], tf.float32) for dim in batches.DIMS],
             [tf.TensorSpec(shape, tf.float32) for shape in batches.DENSE],
         ),
-        autograph=False,  # tracing is most of a run
+        autograph=False,  # tracing takes most of a run
     )
     def step(ids: list[tf.Tensor], targets: list[tf.Tensor], dense_targets: list[tf.Tensor]) -> None:
         with tf.GradientTape() as tape:
             loss = tf.add_n([0.5 * tf.reduce_sum((w - t) ** 2) for w, t in zip(dense, dense_targets, strict=True)])
-            # Called twice: keys repeat between the calls, and must count once.
-            halves = [tf.shape(one)[0] // 2 for one in ids]
-            for half in (lambda one, n: one[:n], lambda one, n: one[n:]):
+            # The layers are called twice: keys that repeat between the calls must count once.
+            halves = [tf.shape(tensor)[0] // 2 for tensor in ids]
+            for half in (lambda tensor, n: tensor[:n], lambda tensor, n: tensor[n:]):
                 for rows, target in zip(
-                    model.call([half(one, n) for one, n in zip(ids, halves, strict=True)]),
-                    [half(one, n) for one, n in zip(targets, halves, strict=True)],
+                    model.call([half(tensor, n) for tensor, n in zip(ids, halves, strict=True)]),
+                    [half(tensor, n) for tensor, n in zip(targets, halves, strict=True)],
                     strict=True,
                 ):
                     loss += 0.5 * tf.reduce_sum((rows - target) ** 2)
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     keys = [batches.all_keys(t) for t in range(len(batches.DIMS))]
-    found: dict[str, Any] = {f"first{t}": of_all_nodes(b, keys[t]) for t, b in enumerate(bindings)}
+    result: dict[str, Any] = {f"first{t}": of_all_nodes(b, keys[t]) for t, b in enumerate(bindings)}
 
     def send_to_disk(*, new: bool) -> None:
         for t, binding in enumerate(bindings):
             if binding.config.storage != "memory":
-                if new:  # those of the batches first, or they would come into memory when they are trained
-                    binding.assign(keys[t], found[f"first{t}"])
+                if new:  # the batches' rows are written first, otherwise training would bring them into memory
+                    binding.assign(keys[t], result[f"first{t}"])
                 binding.assign(FILL, np.zeros((len(FILL), binding.config.dim), np.float32))
 
     for begin in (0, STEPS // 2):
@@ -153,10 +153,10 @@ def train(case: dict[str, Any], disk: Path) -> dict[str, Any]:
             step(*map(list, values))
     for t, (binding, seen) in enumerate(zip(bindings, model.call(list(map(tf.constant, keys))), strict=True)):
         stats = binding.reader().stats()
-        found |= {f"rows{t}": of_this_node(binding, keys[t]), f"seen{t}": seen.numpy()}
-        found |= {f"keys{t}": np.setdiff1d(binding.reader().keys(), FILL), f"on_disk{t}": stats.get("rows_on_disk", 0)}
-    found |= {f"dense{i}": weight.numpy() for i, weight in enumerate(dense)}
-    return found | {f"statistic_{name}": value for name, value in optimizer.statistics().items()}
+        result |= {f"rows{t}": of_this_node(binding, keys[t]), f"seen{t}": seen.numpy()}
+        result |= {f"keys{t}": np.setdiff1d(binding.reader().keys(), FILL), f"on_disk{t}": stats.get("rows_on_disk", 0)}
+    result |= {f"dense{i}": weight.numpy() for i, weight in enumerate(dense)}
+    return result | {f"statistic_{name}": value for name, value in optimizer.statistics().items()}
 
 
 def main() -> None:

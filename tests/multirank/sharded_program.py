@@ -1,4 +1,4 @@
-"""One rank of the test that a table which is spread over nodes is trained as one that every node has.
+"""One rank of the test that a sharded table is trained like a table that every node has.
 
 Arguments: rows of a batch; the folder for results.
 """
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 def content(layer: Any) -> list[Any]:
-    """Keys, rows and slots of this node's group, in the order of the keys."""
+    """Returns keys, rows and slots of this node's group, in the order of the keys."""
     reader = layer.bindings[0].reader()
     keys = np.sort(reader.keys())
     _, rows, slots = reader.entries(keys)
@@ -41,19 +41,19 @@ def content(layer: Any) -> list[Any]:
 
 
 def together(parts: list[list[Any]]) -> list[Any]:
-    """The content of all nodes, in the order of the keys."""
+    """Returns the content of all nodes, in the order of the keys."""
     whole = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     order = np.argsort(whole[0], kind="stable")
     return [array[order] for array in whole]
 
 
 def equal(a: list[Any], b: list[Any]) -> bool:
-    """Whether two of these are."""
+    """Whether two contents are equal."""
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def train(kind: str, path: Path) -> None:
-    """Two tables that begin alike and get the same gradients, of which one is spread over the nodes."""
+    """Trains two tables that begin with the same rows and get the same gradients. One of them is sharded."""
     ranks, (make, table, options) = tsps.collectives.current(), KINDS[kind]
     random = np.random.default_rng(ranks.rank)
     config = {"initializer": keras.initializers.Constant(0.5), "seed": 7, **table}
@@ -65,7 +65,7 @@ def train(kind: str, path: Path) -> None:
     inputs = keras.Input((WIDTH,), dtype="int64")
     there = tsps.Embedding(limit, DIM, table=replicated)
     spread = tsps.Embedding(limit, DIM, table=sharded)
-    # Each layer is called twice.
+    # The model calls each layer twice.
     sums = keras.layers.Add()([there(inputs), spread(inputs), there(inputs[:, ::-1]), spread(inputs[:, ::-1])])
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(sums)))
     model.compile(tsps.DistributedOptimizer(make(), **options), "mse")
@@ -74,18 +74,19 @@ def train(kind: str, path: Path) -> None:
     y = random.normal(size=(STEPS * rows, 1)).astype(np.float32)
     model.fit(x, y, batch_size=rows, shuffle=False, verbose=0, validation_data=(x[:rows], y[:rows]))
     assert np.array_equal(there(x[:64]), spread(x[:64])), kind
-    own = content(spread)
+    own_content = content(spread)
     nodes, node = spread.bindings[0].nodes, spread.bindings[0].node
-    assert (_table.owners(own[0], nodes) == node).all(), "a node has rows that are not its own"
+    assert (_table.owners(own_content[0], nodes) == node).all(), "a node has rows that are not its own"
     leader = ranks.local_rank == 0
-    parts = [one for one in ranks.allgather_object(own if leader else None, f"test.{kind}") if one is not None]
+    parts = [
+        part for part in ranks.allgather_object(own_content if leader else None, f"test.{kind}") if part is not None
+    ]
     assert len(parts) == nodes
-    assert len(own[0]) > 0
+    assert len(own_content[0]) > 0
     assert equal(together(parts), content(there)), kind
 
 
 def main() -> None:
-    """See above."""
     this_rank.init()
     path = Path(sys.argv[2])
     for kind in KINDS:

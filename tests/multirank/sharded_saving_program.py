@@ -1,4 +1,4 @@
-"""One rank of the test that models whose tables are spread over nodes are saved by all ranks, and loaded by any number.
+"""One rank of the test that all ranks save models with sharded tables, and any number of ranks loads them.
 
 Arguments: "save" or "load", the folder of the files; the folder for results.
 """
@@ -18,7 +18,7 @@ from tf_sparse_ps import job
 
 
 def save(folder: Path, *, bounded: bool) -> None:
-    """Trains a model, notes what is in its tables, and saves it in each way, from all ranks."""
+    """Trains a model, records the contents of its tables, and saves it in each way, from all ranks."""
     ranks = tsps.collectives.current()
     model = support.make(SPREAD, bounded=bounded)
     support.train(model, ranks.rank)
@@ -50,29 +50,29 @@ def save(folder: Path, *, bounded: bool) -> None:
             layer = support.layer_of(model, name)
             layer.set_weights([matrix := 2 * layer.get_weights()[0]])
             np.testing.assert_array_equal(layer.get_weights()[0], matrix)
-    support.train(model, ranks.rank)  # nothing that was saved is in the way
+    support.train(model, ranks.rank)  # training must not collide with what was saved
     ranks.barrier("test.saved")
-    assert not [one.name for one in folder.rglob(".*")]
+    assert not [path.name for path in folder.rglob(".*")]
 
 
 def load(folder: Path, *, bounded: bool) -> None:
-    """Loads the model from each file into tables that are spread over nodes, and into others, and trains on."""
+    """Loads the model from each file, into sharded tables and into others, and trains it."""
     ranks = tsps.collectives.current()
     for name in BOUNDED if bounded else ANY:
         for placement in (SPREAD, "replicated") if name != "model.keras" else (SPREAD,):
-            what = f"{name}, {placement}"
+            label = f"{name}, {placement}"
             model = support.load(folder / name, placement, bounded=bounded)
             (binding,) = support.layer_of(model, "words").bindings
             spread = len(job.current().leaders) > 1 and placement == SPREAD
-            assert (binding.placement == "sharded") == spread, what
-            if name != "model.h5":  # of matrices alone
+            assert (binding.placement == "sharded") == spread, label
+            if name != "model.h5":  # this format has matrices only
                 unseen = bounded or name == "model.keras"
-                support.must_equal(support.content(model), folder / "content.npz", what, unseen=unseen)
+                support.must_equal(support.content(model), folder / "content.npz", label, unseen=unseen)
             else:
                 with np.load(folder / "content.npz") as noted:
                     for table in support.TABLES:
-                        found = np.asarray(support.layer_of(model, table)(support.ASKED))
-                        np.testing.assert_array_equal(found, noted[f"{table}.looked_up"], err_msg=what)
+                        looked_up = np.asarray(support.layer_of(model, table)(support.ASKED))
+                        np.testing.assert_array_equal(looked_up, noted[f"{table}.looked_up"], err_msg=label)
             updates = int(model.optimizer.iterations)
             if name == "model.keras":
                 assert updates == 4, updates
@@ -82,8 +82,7 @@ def load(folder: Path, *, bounded: bool) -> None:
 
 
 def main() -> None:
-    """See above."""
-    ranks = tsps.init()  # where there is but one it is no launcher's
+    ranks = tsps.init()  # a single rank is started without a launcher
     action, folder = sys.argv[1], Path(sys.argv[2])
     for bounded in (False, True):
         (save if action == "save" else load)(folder / f"bounded-{bounded}", bounded=bounded)

@@ -1,4 +1,4 @@
-"""Models of the tests that tables which are spread over nodes are saved and loaded, and what is in their tables."""
+"""Models of the tests that sharded tables are saved and loaded, and the contents of their tables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tf_sparse_ps.config.placement import Sharded
 keras = tf.keras
 WIDTH, IDS, ITEMS = 4, 3000, 900
 TABLES = ("words", "items", "near")
-# What is looked up: seen ids, and some that were never seen.
+# The ids of lookups: some were trained, and some were not.
 ASKED = np.arange(4 * 300, dtype=np.int64).reshape(300, WIDTH) % ITEMS
-# Files of a model with an unbounded table, and of one without.
+# The files of a model with an unbounded table, and those of a model without one.
 ANY = ["model.keras", "model.weights.h5", "checkpoint"] + ([] if _keras.IS_KERAS_3 else ["weights"])
 BOUNDED = [*ANY, "model.h5"]
 SERVED = ["exported", "saved"] + ([] if _keras.IS_KERAS_3 else ["folder"])
 
 
 def make(placement: Any, *, bounded: bool = False) -> Any:
-    """A model with tables of two layers that are placed so, and one that every node has."""
+    """Returns a model whose tables of two layers have this placement. A third table is on every node."""
     inputs = keras.Input((WIDTH,), dtype="int64")
     limit = ITEMS if bounded else None
     words = tsps.TableConfig("words", 4, key_limit=limit, placement=placement, initializer="uniform", seed=3)
@@ -41,7 +41,7 @@ def make(placement: Any, *, bounded: bool = False) -> Any:
 
 
 def train(model: Any, rank: int, steps: int = 4) -> None:
-    """Some steps, with batches of this rank."""
+    """Makes some steps, with batches of this rank."""
     random = np.random.default_rng(rank)
     x = random.integers(0, ITEMS, (steps * 64, WIDTH))
     y = random.normal(size=(steps * 64, 1)).astype(np.float32)
@@ -49,14 +49,14 @@ def train(model: Any, rank: int, steps: int = 4) -> None:
 
 
 def layer_of(model: Any, name: str) -> Any:
-    """The layer of a table."""
-    return next(one for one in model.layers if one.name == name)
+    """Returns the layer of a table."""
+    return next(layer for layer in model.layers if layer.name == name)
 
 
 def content(model: Any) -> dict[str, Any]:
-    """Keys, rows and slots of each table, of all nodes, in the order of the keys; read where they are, not as saved."""
+    """Returns keys, rows and slots of each table, of all nodes, in the order of keys, read from the nodes' tables."""
     ranks = tsps.collectives.current()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in TABLES:
         (binding,) = layer_of(model, name).bindings
         reader = binding.reader()
@@ -64,51 +64,51 @@ def content(model: Any) -> dict[str, Any]:
         if binding.placement == "sharded":
             assert (_table.owners(keys, binding.nodes) == binding.node).all(), "a node has rows that are not its own"
         _, rows, slots = reader.entries(keys)
-        own = (
+        own_content = (
             [keys, rows, *slots]
             if ranks.local_rank == 0 and (binding.placement == "sharded" or ranks.rank == 0)
             else None
         )
-        parts = [one for one in ranks.allgather_object(own, f"test.{name}") if one is not None]
+        parts = [part for part in ranks.allgather_object(own_content, f"test.{name}") if part is not None]
         whole = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         order = np.argsort(whole[0])
         for plane, array in zip(("keys", "rows", "m", "v"), whole, strict=True):
-            found[f"{name}.{plane}"] = array[order]
-        found[f"{name}.looked_up"] = np.asarray(layer_of(model, name)(ASKED))
-    found["predictions"] = model.predict(ASKED, verbose=0)
-    return found
+            result[f"{name}.{plane}"] = array[order]
+        result[f"{name}.looked_up"] = np.asarray(layer_of(model, name)(ASKED))
+    result["predictions"] = model.predict(ASKED, verbose=0)
+    return result
 
 
-def must_equal(found: dict[str, Any], path: Path, what: str, *, unseen: bool) -> None:
-    """Fails unless the tables have what was noted in a file.
+def must_equal(actual_content: dict[str, Any], path: Path, label: str, *, unseen: bool) -> None:
+    """Fails unless the tables have the contents that a file recorded.
 
     Args:
       found: `content` of a model.
       path: The file.
-      what: For messages.
-      unseen: Also initial values of keys that were never trained: of weights an unbounded table does not take them, and
-        a bounded one has rows of them.
+      what: A label for messages.
+      unseen: Whether to compare initial values of untrained keys, too. An unbounded table does not take them from
+        weights, and a bounded table has rows of them.
     """
     with np.load(path) as noted:
-        assert sorted(noted.files) == sorted(found), what
+        assert sorted(noted.files) == sorted(actual_content), label
         seen = np.isin(ASKED, noted["words.keys"]) | unseen
         assert seen.all() == unseen, "no key was never trained"
         for name in noted.files:
-            own, other = found[name], noted[name]
+            actual, expected = actual_content[name], noted[name]
             table, _, plane = name.partition(".")
             if name == "words.looked_up":
-                own, other = own[seen], other[seen]
+                actual, expected = actual[seen], expected[seen]
             elif plane in ("keys", "rows", "m", "v"):
-                own = own[np.isin(found[f"{table}.keys"], noted[f"{table}.keys"])]
+                actual = actual[np.isin(actual_content[f"{table}.keys"], noted[f"{table}.keys"])]
             if name == "predictions":
-                own, other = own[seen.all(1)], other[seen.all(1)]
-                np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6, err_msg=what)
+                actual, expected = actual[seen.all(1)], expected[seen.all(1)]
+                np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=label)
             else:
-                np.testing.assert_array_equal(own, other, err_msg=f"{what}: {name}")
+                np.testing.assert_array_equal(actual, expected, err_msg=f"{label}: {name}")
 
 
 def save(model: Any, path: Path) -> None:
-    """In the way that the file's name says."""
+    """Saves in the format that the file's name stands for."""
     if path.name in ("checkpoint",):
         tf.train.Checkpoint(model=model).write(str(path))
     elif path.name in ("model.weights.h5", "weights"):
@@ -122,7 +122,7 @@ def save(model: Any, path: Path) -> None:
 
 
 def load(path: Path, placement: Any, *, bounded: bool) -> Any:
-    """The model of a file; of a whole model its tables are placed as the file says."""
+    """Returns the model of a file. The file of a whole model determines the placement of its tables."""
     if path.name == "model.keras":
         return keras.models.load_model(str(path))
     model = make(placement, bounded=bounded)

@@ -1,6 +1,6 @@
-"""One rank of the test that owners read rows of coming batches of other nodes from their disks beside training.
+"""One rank of the test that owners read rows for coming batches of other nodes from their disks during training.
 
-Each rank looks up keys of other nodes alone, so nothing that a node stages for its own batches helps.
+Each rank looks up keys of other nodes only, so staging for a node's own batches does not help.
 
 Arguments: none; the folder for results.
 """
@@ -21,11 +21,11 @@ from tf_sparse_ps import _table
 
 keras = tf.keras
 ROWS, DIM, BATCH, STEPS, PASS = 30_000, 32, 80, 40, 4
-MEMORY = 14_500_000  # 12 MiB are buffers: some thousand rows, and as many that are read ahead
+MEMORY = 14_500_000  # 12 MiB of buffers, some thousand rows, and as many rows that are read ahead
 
 
 def main() -> None:
-    """Trains with and without looking ahead, and looks who waited for the disk."""
+    """Trains with and without looking ahead, and counts the rows that ranks waited for."""
     ranks = this_rank.init()
     table = tsps.TableConfig(
         "spread",
@@ -57,14 +57,14 @@ def main() -> None:
         return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
     def train(batches: tf.data.Dataset) -> tuple[float, float]:
-        """Rows that were read while somebody waited, and those that had been read before; of all nodes."""
+        """Returns the number of rows for which a rank waited, and of those that were read before; of all nodes."""
         before = model.optimizer.statistics()
         for x, y in batches:
             model.train_on_batch(x, y)
-            time.sleep(0.02)  # computing
+            time.sleep(0.02)  # stands for computing
         after = model.optimizer.statistics()
-        own = [after[name] - before[name] for name in ("rows_read_late", "rows_read_before")]
-        late, ahead = np.sum(ranks.allgather_object(own, "test.read"), axis=0)
+        own_counts = [after[name] - before[name] for name in ("rows_read_late", "rows_read_before")]
+        late, ahead = np.sum(ranks.allgather_object(own_counts, "test.read"), axis=0)
         return float(late), float(ahead)
 
     train(dataset())
@@ -72,8 +72,8 @@ def main() -> None:
     staged_late, staged_before = train(tsps.lookahead(dataset(), model, batches=PASS))
     print(f"on demand: {late} late, {before} before; ahead: {staged_late} late, {staged_before} before", flush=True)
     assert late > ranks.size * STEPS * BATCH / 2, "most rows are on disks"
-    assert staged_late < 0.35 * late, (staged_late, late)  # those of the first pass
-    assert staged_before > 1.4 * late, (staged_before, late)  # by look-ups and by steps
+    assert staged_late < 0.35 * late, (staged_late, late)  # the rows of the first pass are late
+    assert staged_before > 1.4 * late, (staged_before, late)  # read for lookups and for steps
     ranks.barrier("test.end")
     print("rank is done", flush=True)
 

@@ -1,4 +1,4 @@
-"""One rank of the sharing and failure tests: trains a table of some size, reports, then trains on until it is killed.
+"""One rank of the sharing and failure tests: trains a table, reports, and then trains until it is killed.
 
 Arguments: "plain" or "fork" (the leader forks a child that keeps its sockets), the folder for results.
 """
@@ -23,7 +23,7 @@ ROWS, DIM, STEPS = 100_000, 32, 20
 
 
 def mapped_kib(group: str) -> dict[str, int]:
-    """Sums of Rss and Pss over this process's mappings of the group's files, in KiB."""
+    """Returns the sums of Rss and Pss of this process's mappings of the group's files, in KiB."""
     sums, inside = {"Rss": 0, "Pss": 0}, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split()
@@ -35,7 +35,7 @@ def mapped_kib(group: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Trains every row, reports, and trains on."""
+    """Trains every row, reports, and trains until the process is killed."""
     this_rank.init()
     mode, folder = sys.argv[1], Path(sys.argv[2])
     rank = this_rank.rank()
@@ -55,7 +55,7 @@ def main() -> None:
     share = ROWS // STEPS
     for i in range(STEPS):
         step(tf.range(i * share, (i + 1) * share, dtype=tf.int64))
-    # Reads everything, so that every rank has every page in its map.
+    # Reads everything, so that every rank has mapped every page.
     for start in range(0, ROWS, 10_000):
         layer(tf.range(start, start + 10_000, dtype=tf.int64))
     job.collectives.barrier("test.read")
@@ -72,15 +72,15 @@ def main() -> None:
     (folder / f"report-{rank}.json").write_text(json.dumps(report))
     job.collectives.barrier("test.reported")
     if mode == "fork" and job.is_leader and os.fork() == 0:
-        time.sleep(120)  # holds every socket and lock that the leader had
+        time.sleep(120)  # keeps every socket and lock of the leader open
         os._exit(0)
     print(f"READY {rank}", flush=True)
     while True:
         step(tf.range(100, dtype=tf.int64))
-        made = int(job.step.numpy())
-        (folder / f"step-{rank}").write_text(str(made))
-        if rank == 0 and made == STEPS + 50:
-            print(f"STEP {made}", flush=True)
+        steps_made = int(job.step.numpy())
+        (folder / f"step-{rank}").write_text(str(steps_made))
+        if rank == 0 and steps_made == STEPS + 50:
+            print(f"STEP {steps_made}", flush=True)
 
 
 if __name__ == "__main__":

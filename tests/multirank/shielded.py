@@ -1,9 +1,10 @@
-"""Runs a program of this folder as a child, and ends when the test allows it: launchers end all ranks once one ends.
+"""Runs a program of this folder as a child, and ends when the test allows it. Launchers end all ranks after the first.
 
-So what the other ranks have to say does not depend on who is faster. The child is forked, because this process has
-imported TensorFlow already, unless horovodrun started it.
+What the other ranks report therefore does not depend on which rank is faster. The child is forked, because this process
+has imported TensorFlow already, unless horovodrun started it.
 
-Arguments: the program and its arguments, of which the last is the folder for results; the file "end" there allows it.
+Arguments: the program and its arguments, the last of which is the folder for results. The file "end" in that folder
+allows this process to end.
 """
 
 from __future__ import annotations

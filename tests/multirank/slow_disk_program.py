@@ -1,8 +1,8 @@
-"""One rank of a job that saves to a slow disk: what it does meanwhile, and at its end.
+"""One rank of a job that saves to a slow disk. It reports what it does meanwhile, and at its end.
 
-Arguments: "loop"; "fit"; "exit", a loop that ends without waiting; "wait", one save, and no step meanwhile; or
-"restore"; the directory of checkpoints; the control group of rank 0, which makes the disk slow, or "-": a save, or a
-restore, stands still for some seconds at each file; the folder for results, not used.
+Arguments: "loop"; "fit"; "exit": a loop that ends without waiting; "wait": one save, and no step meanwhile; or
+"restore". Then the directory of checkpoints; the control group of rank 0, which makes the disk slow, or "-": a save, or
+a restore, sleeps for some seconds at each file; the folder for results, which is not used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tf_sparse_ps.checkpoints import fault_points, stored_checkpoint, tables
 keras = _keras.keras
 ROWS, DIM, BATCH = 60_000, 16, 64
 STANDS_STILL_S = 5.0
-LEAST, MOST = 20, 3_000  # steps
+LEAST, MOST = 20, 3_000  # numbers of steps
 
 
 def make_model() -> Any:
-    """A model with one table, compiled."""
+    """Returns a compiled model with one table."""
     inputs = keras.Input((2,), dtype="int64")
     rows = keras.layers.Flatten()(tsps.Embedding(None, DIM, table=tsps.TableConfig("ids", DIM, seed=1))(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1)(rows))
@@ -37,7 +37,7 @@ def make_model() -> Any:
 
 
 def batches(n: int) -> Any:
-    """This rank's."""
+    """Returns this rank's batches."""
     import tensorflow as tf
 
     random = np.random.default_rng(this_rank.rank())
@@ -46,16 +46,16 @@ def batches(n: int) -> Any:
 
 
 def make_slow(group: str) -> None:
-    """From now on this process's disk is slow."""
+    """Makes this process's disk slow."""
     if this_rank.rank() != 0:
         return
     if group == "-":
         fault_points.set_action(lambda point: time.sleep(STANDS_STILL_S) if point == "file_written" else None)
         crc32 = stored_checkpoint.file_crc32
 
-        def slow(path: Path, *more: Any) -> str:
+        def slow(path: Path, *options: Any) -> str:
             time.sleep(STANDS_STILL_S)
-            return crc32(path, *more)
+            return crc32(path, *options)
 
         stored_checkpoint.file_crc32 = slow
     else:
@@ -63,8 +63,8 @@ def make_slow(group: str) -> None:
 
 
 def loop(model: Any, folder: str, *, waits: bool) -> None:
-    """Trains while a save goes on, then saves again."""
-    own = tsps.Checkpointer(folder, model, model.optimizer, keep=2, incremental=False)
+    """Trains during a save, and then saves again."""
+    checkpointer = tsps.Checkpointer(folder, model, model.optimizer, keep=2, incremental=False)
     data = list(batches(40))
     alone, beside = [], []
     for x, y in data:
@@ -72,16 +72,16 @@ def loop(model: Any, folder: str, *, waits: bool) -> None:
         model.train_on_batch(x, y)
         alone.append(time.perf_counter() - began)
     began = time.perf_counter()
-    own.save()
+    checkpointer.save()
     returned = time.perf_counter() - began
-    # As many steps on all ranks, of which rank 0 alone knows whether they are beside the save.
+    # All ranks make the same number of steps, but only rank 0 knows whether the save is still running.
     while len(beside) < MOST:
         before = time.perf_counter()
         model.train_on_batch(*data[len(beside) % len(data)])
         beside.append(time.perf_counter() - before)
         if len(beside) % LEAST == 0:
-            going_on = tsps.collectives.current().broadcast_object(own.is_saving, 0, "test.saving")
-            if not going_on:
+            still_saving = tsps.collectives.current().broadcast_object(checkpointer.is_saving, 0, "test.saving")
+            if not still_saving:
                 break
     if this_rank.rank() == 0:
         middle, most = statistics.median(beside), max(beside)
@@ -92,9 +92,9 @@ def loop(model: Any, folder: str, *, waits: bool) -> None:
         )
         assert len(beside) > LEAST
     began = time.perf_counter()
-    own.save()
+    checkpointer.save()
     if waits:
-        own.wait()
+        checkpointer.wait()
         print(f"waited {time.perf_counter() - began:.1f} s for the next one", flush=True)
 
 
@@ -107,7 +107,6 @@ def fit(model: Any, folder: str) -> None:
 
 
 def main() -> None:
-    """See above."""
     how, folder, group = sys.argv[1:4]
     tsps.init()
     keras.utils.set_random_seed(7)
@@ -122,10 +121,10 @@ def main() -> None:
         assert tsps.Checkpointer(folder, model, model.optimizer).restore() is not None
         model.fit(batches(1), verbose=0)
     elif how == "wait":
-        own = tsps.Checkpointer(folder, model, model.optimizer)
-        model.fit(batches(1), verbose=0)  # from then on it is watched who lives
-        own.save()
-        own.wait()
+        checkpointer = tsps.Checkpointer(folder, model, model.optimizer)
+        model.fit(batches(1), verbose=0)  # from now on, the ranks watch each other
+        checkpointer.save()
+        checkpointer.wait()
     else:
         loop(model, folder, waits=how == "loop")
     print("rank is done", flush=True)

@@ -1,4 +1,4 @@
-"""A collective whose input TensorFlow knows before the graph runs is run in the graph, once per call, as others are."""
+"""A collective whose input TensorFlow knows in advance is run in the graph, once per call, like all others."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EXPECTED = {
 def test_constants_are_sent_in_the_graph_and_not_before() -> None:
     with launched("constants_program.py", hosts="localhost:2", ranks=2) as job:
         assert job.wait(120) == 0, job.output[-20000:]
-        found = [json.loads((job.folder / f"{rank}.json").read_text()) for rank in range(2)]
-    for rank, one in enumerate(found):
+        reports = [json.loads((job.folder / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, report in enumerate(reports):
         alltoall = [[1.0 + rank, 1.0 + rank], [1, 1]]
-        assert len(one["results"]) == 4 * 3 * CALLS
-        for name, outputs in one["results"].items():
+        assert len(report["results"]) == 4 * 3 * CALLS
+        for name, outputs in report["results"].items():
             assert outputs == EXPECTED.get(name.split(".")[0], alltoall), name
         # TensorFlow's collectives send sizes before rows.
-        assert len(one["counts"]) >= 4 * 3 * 2
-        assert set(one["counts"].values()) == {CALLS}, one["counts"]
+        assert len(report["counts"]) >= 4 * 3 * 2
+        assert set(report["counts"].values()) == {CALLS}, report["counts"]

@@ -14,19 +14,20 @@ import numpy as np
 import pytest
 from selected_runs import selected_runs
 
-pytestmark = pytest.mark.daily  # the one launch of DelayedGlobal; marked ones are nightly
+pytestmark = pytest.mark.daily  # one launch of DelayedGlobal; tests with further marks are nightly
 RANKS = 4
 SGD = next(case for case in cases.CASES if case.kind == "sgd" and case.apply == "all" and not case.late)
 ADAGRAD = next(case for case in cases.CASES if case.kind == "adagrad" and case.apply == "all")
 AVERAGED = next(case for case in cases.CASES if not case.late and case.cycle > cases.STEPS)
 CASES = [pytest.param(case, id=case.name, marks=() if case == ADAGRAD else pytest.mark.nightly) for case in cases.CASES]
-# Of the largest weight. float32, and sums in another order than the reference's; Adam divides by small roots.
+# Relative to the largest weight. Sums are float32, and in another order than the reference's; Adam divides by small
+# roots.
 TOLERANCE = {"sgd": 2e-6, "momentum": 4e-6, "nesterov": 4e-6, "adagrad": 4e-6, "adam": 2e-5}
 
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """Of every case that selected tests look at, each rank's."""
+    """The results of each rank, for every case that selected tests look at."""
     names = selected_runs(
         request, "results", lambda parameters: [parameters["case"].name] if "case" in parameters else []
     )
@@ -39,15 +40,15 @@ def results(request: pytest.FixtureRequest) -> Iterator[dict[str, list[dict[str,
 
 
 def simulate(case: cases.Case, first_rows: np.ndarray, **changed: Any) -> tuple[mode_c.Simulation, list[np.ndarray]]:
-    """The reference at the end, and all ranks' weights after every step."""
-    first = np.concatenate([np.ravel(one) for one in cases.first_weights()])
+    """Returns the reference at the end, and all ranks' weights after every step."""
+    first = np.concatenate([np.ravel(weight) for weight in cases.first_weights()])
     options: dict[str, Any] = {"staleness": case.staleness, "cycle": case.cycle, "apply": case.apply, **changed}
     tables = [dict(enumerate(first_rows))] if case.tables else []
     simulation = mode_c.Simulation(first, RANKS, case.kind, tables=tables, senders=[[0, 1], [2, 3]], **options)
     after = []
     for i in range(cases.STEPS):
         batches = [cases.batch(case, i, rank) for rank in range(RANKS)]
-        targets = [np.concatenate([np.ravel(one) for one in batch.targets]) for batch in batches]
+        targets = [np.concatenate([np.ravel(target) for target in batch.targets]) for batch in batches]
         sparse = []
         for batch in batches:
             rows = [simulation.tables[0][key] for key in batch.ids.tolist()] if case.tables else []
@@ -65,15 +66,20 @@ def simulate(case: cases.Case, first_rows: np.ndarray, **changed: Any) -> tuple[
 
 
 def largest_error(case: cases.Case, simulation: mode_c.Simulation, after: list[np.ndarray], ranks: list[Any]) -> float:
-    """Of weights after every step and at the end, of slots and rows, relative to the largest of them."""
-    wanted = [np.stack(after, axis=1), np.stack(simulation.weights), *simulation.rules[0].slots]
-    found = [np.stack([one["after"] for one in ranks]), np.stack([one["last"] for one in ranks]), *ranks[0]["slots"]]
+    """Returns the largest error of weights after every step, final weights, slots and rows, relative to the largest."""
+    expected = [np.stack(after, axis=1), np.stack(simulation.weights), *simulation.rules[0].slots]
+    actual = [
+        np.stack([rank_results["after"] for rank_results in ranks]),
+        np.stack([rank_results["last"] for rank_results in ranks]),
+        *ranks[0]["slots"],
+    ]
     if case.tables:
-        wanted.append(np.stack([simulation.tables[0][key] for key in range(cases.KEYS)]))
-        found.append(ranks[0]["rows"])
-    least = np.abs(wanted[0]).max()
+        expected.append(np.stack([simulation.tables[0][key] for key in range(cases.KEYS)]))
+        actual.append(ranks[0]["rows"])
+    least = np.abs(expected[0]).max()
     errors = [
-        np.abs(one - other).max() / max(least, np.abs(one).max()) for one, other in zip(wanted, found, strict=True)
+        np.abs(expected_array - actual_array).max() / max(least, np.abs(expected_array).max())
+        for expected_array, actual_array in zip(expected, actual, strict=True)
     ]
     return float(max(errors))
 
@@ -103,7 +109,7 @@ def test_ranks_are_identical_after_each_cycle(case: cases.Case, results: dict[st
             np.testing.assert_array_equal(ranks[0][name], other[name])
     ends = [i for i in range(cases.STEPS) if (i + 1) % case.cycle == 0]
     for i in ends:
-        assert all((one["after"][i] == ranks[0]["after"][i]).all() for one in ranks)
+        assert all((rank_results["after"][i] == ranks[0]["after"][i]).all() for rank_results in ranks)
     between = [i for i in range(cases.STEPS) if i not in ends]
     assert all((ranks[1]["after"][i] != ranks[0]["after"][i]).any() for i in between)
 
@@ -111,7 +117,7 @@ def test_ranks_are_identical_after_each_cycle(case: cases.Case, results: dict[st
 @pytest.mark.nightly
 @pytest.mark.runs(AVERAGED.name)
 def test_registered_statistics_are_averaged(results: dict[str, list[dict[str, Any]]]) -> None:
-    assert [float(one["statistic"]) for one in results[AVERAGED.name]] == [2.5] * RANKS
+    assert [float(rank_results["statistic"]) for rank_results in results[AVERAGED.name]] == [2.5] * RANKS
 
 
 @pytest.mark.runs(ADAGRAD.name)
@@ -130,12 +136,12 @@ def test_plain_sgd_ends_where_synchronous_sgd_of_the_same_gradients_does(
 ) -> None:
     """The sum of all local steps and corrections is that of the global gradients alone."""
     case, ranks = SGD, results[SGD.name]
-    weights = np.concatenate([np.ravel(one) for one in cases.first_weights()]).astype(np.float64)
-    starts = [np.concatenate([[weights], one["after"][:-1]]).astype(np.float64) for one in ranks]
+    weights = np.concatenate([np.ravel(weight) for weight in cases.first_weights()]).astype(np.float64)
+    starts = [np.concatenate([[weights], rank_results["after"][:-1]]).astype(np.float64) for rank_results in ranks]
     for i in range(cases.STEPS):
-        own = [
-            starts[rank][i] - np.concatenate([np.ravel(one) for one in cases.batch(case, i, rank).targets])
+        own_weights = [
+            starts[rank][i] - np.concatenate([np.ravel(target) for target in cases.batch(case, i, rank).targets])
             for rank in range(RANKS)
         ]
-        weights = weights - cases.rate(case.kind, i) * np.mean(own, axis=0)
+        weights = weights - cases.rate(case.kind, i) * np.mean(own_weights, axis=0)
     np.testing.assert_allclose(ranks[0]["last"], weights, atol=2e-6)

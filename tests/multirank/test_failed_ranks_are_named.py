@@ -1,7 +1,7 @@
-"""A rank that is killed, stopped or slow is named by the others, with its step; a late one is no error.
+"""The other ranks name a rank that is killed, stopped or slow, and its step. A rank that is only late is no error.
 
-A rank that calls hvd.join, or has fewer steps than the others, is named by all, too. Ranks are shielded from the
-launcher, which ends them as soon as one has ended.
+All ranks also name a rank that calls hvd.join, or has fewer steps than the others. Ranks are shielded from the
+launcher, which ends all ranks as soon as one has ended.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from collections.abc import Iterator
 import pytest
 from launch import LONGEST_S, ONE_NODE, TWO_NODES, Launch, launched
 
-TIMEOUT_S = 6  # of cases that wait for it
+TIMEOUT_S = 6  # in cases that wait for it
 VICTIM, OTHERS, AT_STEP = 2, (0, 1, 3), 20
-RANK, PID = "<rank>", "<pid>"  # stand for the number of who speaks, and the process that was lost
+RANK, PID = "<rank>", "<pid>"  # placeholders for the reporting rank, and for the process that was lost
 
 
 @contextlib.contextmanager
-def failing(what: str, hosts: str, timeout_s: float | None = None, *, by_horovodrun: bool = False) -> Iterator[Launch]:
-    """A job in which something happens to a rank; `timeout_s`: how long ranks wait for each other, if that matters."""
+def failing(event: str, hosts: str, timeout_s: float | None = None, *, by_horovodrun: bool = False) -> Iterator[Launch]:
+    """Runs a job in which something happens to a rank. `timeout_s`: how long ranks wait for each other; None: long."""
     environment = {"TFSPS_TIMEOUT_S": str(timeout_s or LONGEST_S)}
-    program = ("shielded.py", "failure_program.py", what)
+    program = ("shielded.py", "failure_program.py", event)
     with launched(*program, hosts=hosts, env=environment, by_horovodrun=by_horovodrun) as job:
         yield job
 
 
-def expect_to_say(job: Launch, what: str, said: str, ranks: tuple[int, ...] = OTHERS) -> None:
-    """All these ranks say a regular expression; then the job ends, with an error."""
-    happened = job.wait_for(f"rank {VICTIM}: {what.partition('-')[0]}", LONGEST_S)
+def expect_report(job: Launch, event: str, expected_text: str, ranks: tuple[int, ...] = OTHERS) -> None:
+    """Waits until all these ranks print a match of a regular expression; then the job may end, with an error."""
+    happened = job.wait_for(f"rank {VICTIM}: {event.partition('-')[0]}", LONGEST_S)
     pid = re.search(rf"rank {VICTIM} is pid (\d+)", job.output)
     assert pid
 
     def silent() -> list[int]:
-        wanted = said.replace(PID, pid[1])
-        return [rank for rank in ranks if not re.search(wanted.replace(RANK, str(rank)), job.output, re.MULTILINE)]
+        pattern = expected_text.replace(PID, pid[1])
+        return [rank for rank in ranks if not re.search(pattern.replace(RANK, str(rank)), job.output, re.MULTILINE)]
 
     while silent() and time.monotonic() < happened + LONGEST_S and job.talks:
         time.sleep(0.1)
-    assert not silent(), f"ranks {silent()} did not say {said!r}:\n{job.output[-20000:]}"
+    assert not silent(), f"ranks {silent()} did not say {expected_text!r}:\n{job.output[-20000:]}"
     print(f"named {time.monotonic() - happened:.1f} s later")
     (job.folder / "end").touch()
 
@@ -51,23 +51,23 @@ def expect_to_say(job: Launch, what: str, said: str, ranks: tuple[int, ...] = OT
     + [(what, schedule) for what in ("kill", "slow") for schedule in ("-buckets", "-delayed")],
 )
 def test_the_others_say_which_rank_and_in_which_step(what: str, schedule: str) -> None:
-    # With gradients on their way the last step may not be made.
+    # With gradients in flight, the last step may not be made.
     last = f"({AT_STEP - 1}|{AT_STEP - 2})" if schedule == "-delayed" else AT_STEP - 1
     waited = (
         rf"rank {RANK} waited {TIMEOUT_S} s for rank 2 \(pid {PID}\) in operation 'tsps\.0\.sparse' of step {AT_STEP}"
     )
-    said = {
+    expected_text = {
         "kill": rf"rank {RANK}: rank 2 of node 0 \(pid {PID}\) died in step {last};",
         "stop": rf"{waited}: that process is stopped by a signal, and step {AT_STEP - 1} is the last",
         "slow": rf"{waited}: that process is alive and waiting for something, and step {AT_STEP - 1} is the last",
     }[what]
     with failing(what + schedule, ONE_NODE, None if what == "kill" else TIMEOUT_S) as job:
-        expect_to_say(job, what, said)
+        expect_report(job, what, expected_text)
 
 
-IN_STEP = rf"of step ({AT_STEP}|{AT_STEP + 1})"  # a rank whose gradients are delayed goes on
+IN_STEP = rf"of step ({AT_STEP}|{AT_STEP + 1})"  # a rank whose gradients are delayed continues
 IN_OPERATION = rf"ranks have waited \d+ s in operation 'tsps\.0\.[\w.]+' {IN_STEP} "
-# On a busy machine another rank may not have answered: then it is counted, and named, as one more that is missing.
+# On a busy machine another rank may not have answered. Then it is counted, and named, as another missing rank.
 WAITED = (
     rf"(3 of 4 {IN_OPERATION}|2 of 4 {IN_OPERATION}for rank [013] of node \d \(pid \d+\), [^;]*; )"
     rf"for rank 2 of node {{node}} \(pid {PID}\), "
@@ -94,21 +94,21 @@ NIGHTLY = pytest.mark.nightly
 )
 def test_ranks_of_all_nodes_and_without_tables_say_it_too(what: str, hosts: str, says: str) -> None:
     with failing(what, hosts, TIMEOUT_S if what.startswith(("stop", "slow")) else None) as job:
-        # Of a rank that is killed those of its machine know at once; Horovod ends others as its connections close.
+        # The ranks of its machine notice a killed rank at once; Horovod ends the others as its connections close.
         ranks = (3,) if what.startswith("kill") else OTHERS
-        expect_to_say(job, what, f"rank {RANK}: " + says.format(node=int(hosts == TWO_NODES)), ranks)
+        expect_report(job, what, f"rank {RANK}: " + says.format(node=int(hosts == TWO_NODES)), ranks)
 
 
 def test_a_gradient_that_is_not_finite_is_every_ranks_error() -> None:
     with failing("nan", ONE_NODE) as job:
-        said = rf"^\[{RANK}\]<stderr>:.*the gradient of key \d+ is not finite; step 20 was not applied"
-        expect_to_say(job, "nan", said, (0, 1, 2, 3))
+        expected_text = rf"^\[{RANK}\]<stderr>:.*the gradient of key \d+ is not finite; step 20 was not applied"
+        expect_report(job, "nan", expected_text, (0, 1, 2, 3))
         assert job.wait() != 0
 
 
 @pytest.mark.nightly
 def test_the_launcher_ends_a_job_whose_rank_died_and_names_the_process() -> None:
-    """Without a shield: what ranks say beside that depends on who is faster."""
+    """The ranks are not shielded here. What they report before their end depends on which one is faster."""
     with launched("failure_program.py", "kill", hosts=ONE_NODE, by_horovodrun=True) as job:
         assert job.wait() != 0
         assert re.search(rf"Process name: {VICTIM}\s+Exit code: 137", job.output), job.output[-20000:]
@@ -120,7 +120,7 @@ def test_a_rank_that_ends_before_the_others_is_no_failure() -> None:
         assert sorted(path.name for path in job.folder.iterdir()) == ["done-0", "done-1", "done-2", "done-3"]
         assert "died" not in job.output
         assert "ends" not in job.output
-        assert list(job.tables.glob("*-n*")) == [], "the leader left its group behind"
+        assert list(job.tables.glob("*-n*")) == [], "the leader must remove its group"
 
 
 def test_a_rank_that_is_late_by_less_than_the_timeout_is_no_failure() -> None:
@@ -146,5 +146,5 @@ def test_ranks_that_leave_the_others_alone_are_named_on_all_nodes(
     what: str, says: str, ranks: tuple[int, ...], hosts: str
 ) -> None:
     with failing(what, hosts, by_horovodrun=what == "join") as job:
-        expect_to_say(job, what, rf"^\[{RANK}\]<stderr>:[A-Za-z_.]*(RankLost: rank {RANK}|RuntimeError): {says}", ranks)
+        expect_report(job, what, rf"^\[{RANK}\]<stderr>:[A-Za-z_.]*(RankLost: rank {RANK}|RuntimeError): {says}", ranks)
         assert job.wait() != 0

@@ -1,4 +1,4 @@
-"""Of a job on two machines each writes a part of a checkpoint, or has a directory of its own."""
+"""On two machines, each machine writes its part of a checkpoint, or a whole checkpoint to its own directory."""
 
 from __future__ import annotations
 

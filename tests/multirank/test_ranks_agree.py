@@ -1,4 +1,4 @@
-"""Ranks that come to differ while they train, or of which one fails alone, refuse the step together and name why."""
+"""Ranks that come to differ while they train, or one of which fails alone, refuse the step together and name why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launch import ONE_NODE, TWO_NODES, launched
 
 Outcomes = list[dict[str, Any]]
 RATE = ["the ranks of this job would train apart", "the learning rate of dense weights: rank 0 has 0.05", "rank 1 has"]
-# Those that need two nodes, or differ between one and two.
+# The ways that run daily, on one node of two ranks. Nightly tests run all ways, on one node and on two, of four ranks.
 _DAILY = "rate;rows of rank 0;dense;look-up;interrupted;two batches per step;two writes;rate, dense;control"
 
 
@@ -32,23 +32,25 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
 
 
 def _refused(outcomes: Outcomes, way: str, steps: list[int], words: list[str]) -> None:
-    """The step of these numbers is refused on all ranks, with these words, and others are made."""
-    for rank, found in enumerate(outcomes):
-        said = found[way]["said"]
-        for i, text in enumerate(said):
+    """Fails unless all ranks refuse the steps of these numbers, with these words, and make all others."""
+    for rank, outcome in enumerate(outcomes):
+        outcomes_of_steps = outcome[way]["said"]
+        for i, text in enumerate(outcomes_of_steps):
             assert (text != "made") == (i in steps), f"rank {rank}, step {i}: {text}"
         for i in steps:
             for word in words:
-                assert word in said[i], f"rank {rank}, step {i}: {said[i]}"
+                assert word in outcomes_of_steps[i], f"rank {rank}, step {i}: {outcomes_of_steps[i]}"
 
 
-def _alike(outcomes: Outcomes, way: str, what: str = "state") -> None:
-    assert all(found[way][what] == outcomes[0][way][what] for found in outcomes), [one[way][what] for one in outcomes]
+def _alike(outcomes: Outcomes, way: str, key: str = "state") -> None:
+    assert all(outcome[way][key] == outcomes[0][way][key] for outcome in outcomes), [
+        outcome[way][key] for outcome in outcomes
+    ]
 
 
 def _check_rate(outcomes: Outcomes, way: str) -> None:
     _refused(outcomes, way, [2], [*RATE, "MetricAverage"])
-    assert all(found[way]["unmoved"] for found in outcomes)
+    assert all(outcome[way]["unmoved"] for outcome in outcomes)
     _alike(outcomes, way)
 
 
@@ -68,7 +70,7 @@ def _check_dense(outcomes: Outcomes, way: str) -> None:
 def _check_look_up(outcomes: Outcomes, way: str) -> None:
     _refused(outcomes, way, [0, 3], ["rank 1: table ", "ids[2,1] = 5000 is not in [0, 16)"])
     _alike(outcomes, way)
-    assert all("ids[0,0] = 5000" in found[way]["alone"] for found in outcomes)
+    assert all("ids[0,0] = 5000" in outcome[way]["alone"] for outcome in outcomes)
 
 
 def _check_interrupted(outcomes: Outcomes) -> None:
@@ -77,7 +79,7 @@ def _check_interrupted(outcomes: Outcomes) -> None:
 
 
 def _check_two_batches(outcomes: Outcomes) -> None:
-    assert all(found["two batches per step"]["read"] == [[*range(6)], [*range(6, 10)]] for found in outcomes)
+    assert all(outcome["two batches per step"]["read"] == [[*range(6)], [*range(6, 10)]] for outcome in outcomes)
     _alike(outcomes, "two batches per step")
 
 
@@ -106,12 +108,12 @@ def test_ranks_resume_after_the_last_batch_of_two_per_step(quick: Outcomes) -> N
 
 @pytest.mark.daily
 def test_a_rank_waits_for_the_write_that_all_make(quick: Outcomes) -> None:
-    assert [found["two writes"]["read"] for found in quick] == [2.0, 2.0]
+    assert [outcome["two writes"]["read"] for outcome in quick] == [2.0, 2.0]
 
 
 @pytest.mark.daily
 def test_without_the_comparison_ranks_part(quick: Outcomes) -> None:
-    first, second = (found["control"] for found in quick)
+    first, second = (outcome["control"] for outcome in quick)
     assert first["said"] == second["said"] == ["made"] * 3
     assert first["state"] != second["state"]
 
@@ -154,8 +156,8 @@ def test_dense_weights_that_one_rank_has_set_are_refused_until_they_are_broadcas
 
 
 def test_best_weights_that_one_rank_has_restored_are_refused(outcomes: Outcomes) -> None:
-    for found in outcomes:
-        assert "the ranks of this job would train apart" in found["best weights"]["said"][0]
+    for outcome in outcomes:
+        assert "the ranks of this job would train apart" in outcome["best weights"]["said"][0]
 
 
 @pytest.mark.parametrize("way", ["look-up", "look-up, flat", "look-up, eager", "look-up, clipped"])
@@ -164,17 +166,17 @@ def test_a_look_up_that_fails_on_one_rank_is_refused_in_every_topology(outcomes:
 
 
 def test_a_look_up_that_failed_without_a_step_is_an_error_of_the_next_one(outcomes: Outcomes) -> None:
-    for found in outcomes:
-        first, second = found["look-up without a step"]["said"]
-        assert found["look-up without a step"]["zeros"] == 0.0
-        assert "an earlier look-up of a training step, which was not made: table " in first
+    for outcome in outcomes:
+        first, second = outcome["look-up without a step"]["said"]
+        assert outcome["look-up without a step"]["zeros"] == 0.0
+        assert "an earlier lookup of a training step failed, so the step was not made: table " in first
         assert second == "read"
 
 
 def test_interrupts_within_a_step_of_all_ranks_or_one(outcomes: Outcomes) -> None:
     _check_interrupted(outcomes)
-    for rank, found in enumerate(outcomes):
-        first, second, third, after = found["interrupted on rank 1"]["said"]
+    for rank, outcome in enumerate(outcomes):
+        first, second, third, after = outcome["interrupted on rank 1"]["said"]
         assert (first, after) == ("made", "made")
         assert second == ("KeyboardInterrupt: " if rank == 1 else "made")
         assert "on rank 1 is not that of rank 0" in third
@@ -186,7 +188,7 @@ def test_batches_of_steps_of_two_are_not_read_again(outcomes: Outcomes) -> None:
 
 
 def test_a_rank_waits_for_the_write_that_all_ranks_make(outcomes: Outcomes) -> None:
-    assert [found["two writes"]["read"] for found in outcomes] == [2.0] * 4
+    assert [outcome["two writes"]["read"] for outcome in outcomes] == [2.0] * 4
 
 
 def test_ranks_of_a_delayed_schedule_are_compared_where_they_meet(outcomes: Outcomes) -> None:
@@ -194,5 +196,5 @@ def test_ranks_of_a_delayed_schedule_are_compared_where_they_meet(outcomes: Outc
 
 
 def test_without_the_comparison_they_part(outcomes: Outcomes) -> None:
-    assert all(found["control"]["said"] == ["made"] * 3 for found in outcomes)
+    assert all(outcome["control"]["said"] == ["made"] * 3 for outcome in outcomes)
     assert outcomes[0]["control"]["state"] != outcomes[1]["control"]["state"]

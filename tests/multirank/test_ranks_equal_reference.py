@@ -1,4 +1,4 @@
-"""Four ranks on two nodes give the numbers of the reference, and both nodes the same bits.
+"""Four ranks on two nodes give the numbers of the reference, and both nodes have the same bits.
 
 A launch makes the runs that the selected tests look at.
 """
@@ -20,7 +20,7 @@ from mode_a import Simulation
 from selected_runs import selected_runs
 from simulation import NARROW_WIRE, RARE, TOLERANCE, Results, largest_error, results_in, simulate, table_errors
 
-pytestmark = pytest.mark.daily  # the one launch of replicated tables; marked ones are nightly
+pytestmark = pytest.mark.daily  # one launch of replicated tables; tests with further marks are nightly
 NIGHTLY = pytest.mark.nightly
 
 
@@ -30,7 +30,7 @@ def run(which: str, hosts: str, ranks: int) -> Iterator[Results]:
     with launched("equality_program.py", which, hosts=hosts, ranks=ranks) as job:
         status = job.wait()
         assert status == 0, job.output[-20000:]
-        assert list(job.tables.glob("*-n*")) == [], "the leaders left their groups behind"
+        assert list(job.tables.glob("*-n*")) == [], "the leaders must remove their groups"
         shutil.copytree(job.folder, kept, dirs_exist_ok=True)
     yield results_in(kept, ranks)
     shutil.rmtree(kept)
@@ -39,30 +39,30 @@ def run(which: str, hosts: str, ranks: int) -> Iterator[Results]:
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest) -> Iterator[Results]:
     names = selected_runs(request, "results", lambda parameters: parameters.values())
-    with run(",".join(names), TWO_NODES, batches.RANKS) as found:
-        yield found
+    with run(",".join(names), TWO_NODES, batches.RANKS) as results_of_runs:
+        yield results_of_runs
 
 
 @pytest.fixture(scope="module")
 def more() -> Iterator[Results]:
-    with run("more", TWO_NODES, batches.RANKS) as found:
-        yield found
+    with run("more", TWO_NODES, batches.RANKS) as results_of_runs:
+        yield results_of_runs
 
 
 @pytest.fixture(scope="module")
 def uneven() -> Iterator[Results]:
-    with run("uneven", "localhost:2,127.0.0.1:1", 3) as found:
-        yield found
+    with run("uneven", "localhost:2,127.0.0.1:1", 3) as results_of_runs:
+        yield results_of_runs
 
 
-def check(job: Simulation, found: dict[str, np.ndarray], kind: str, wire: str, what: str) -> None:
-    largest, beyond = largest_error(job, found), np.mean(table_errors(job, found) > TOLERANCE[kind])
-    print(f"{what}: {largest:.2e} of the largest weight, {beyond:.1%} of the tables beyond the tolerance")
+def check(job: Simulation, result: dict[str, np.ndarray], kind: str, wire: str, label: str) -> None:
+    largest, beyond = largest_error(job, result), np.mean(table_errors(job, result) > TOLERANCE[kind])
+    print(f"{label}: {largest:.2e} of the largest weight, {beyond:.1%} of the tables beyond the tolerance")
     if wire == "float32":
-        assert largest <= TOLERANCE[kind], what
+        assert largest <= TOLERANCE[kind], label
     else:
-        assert largest <= NARROW_WIRE, what
-        assert beyond <= RARE, what
+        assert largest <= NARROW_WIRE, label
+        assert beyond <= RARE, label
 
 
 def test_batches_have_keys_of_one_to_four_ranks_and_repeated_ones() -> None:
@@ -79,9 +79,10 @@ def test_batches_have_keys_of_one_to_four_ranks_and_repeated_ones() -> None:
     assert untouched >= batches.STEPS // 4
 
 
-# Whose gradients travel as one.
+# Gradients that travel as one.
 NODES, FLAT = [[0, 1], [2, 3]], [[0], [1], [2], [3]]
-# Rule, reduction, topology if not hierarchical, wire if not float32; and steps.
+# The number of steps of each run. A name has a rule, a reduction, a topology unless it is hierarchical, and a wire
+# unless it is float32.
 RUNS = {
     "sgd-frequency": batches.STEPS,
     "adam-frequency": 60,
@@ -106,15 +107,15 @@ MORE_RUNS = {
 
 def must_equal_the_reference(name: str, steps: int, ranks: list[dict[str, np.ndarray]]) -> None:
     kind, reduction, *rest = name.split("-")
-    wire = next((one for one in rest if "float" in one), "float32")
+    wire = next((word for word in rest if "float" in word), "float32")
     job = simulate(kind, reduction, steps, ranks[0], FLAT if "flat" in rest else NODES, wire)
     check(job, ranks[0], kind, wire, f"{name}, {steps} steps")
 
 
-def must_be_identical(first: dict[str, np.ndarray], *others: dict[str, np.ndarray]) -> None:
-    for other in others:
+def must_be_identical(first: dict[str, np.ndarray], *other_ranks: dict[str, np.ndarray]) -> None:
+    for other_rank in other_ranks:
         for key, values in first.items():
-            assert values.tobytes() == other[key].tobytes(), key
+            assert values.tobytes() == other_rank[key].tobytes(), key
 
 
 def daily_alone(daily: str, names: Iterable[str]) -> list[Any]:
@@ -133,7 +134,7 @@ def test_training_equals_the_reference_however_it_is_set(more: Results, name: st
     must_be_identical(*more[name])
 
 
-# Rows of 16 bits, rounded stochastically; and how far from those of float32 their rounding may lead.
+# Rows of 16 bits, which are rounded stochastically, and how far the rounding may lead from float32 rows.
 NARROW_ROWS = {"adagrad-frequency-rows": 0.03, "adam-average-flat-rows": 0.01}
 
 
@@ -158,9 +159,9 @@ def test_ranks_of_one_node_merge_in_shared_memory(which: str) -> None:
     with run(which, ONE_NODE, batches.RANKS) as results:
         for name in ("adagrad-frequency", "adam-average", "sgd-sum", "sgd-frequency-clipped"):
             kind, reduction = name.split("-")[:2]
-            first, *others = results[name]
-            for other in others:
-                assert all(values.tobytes() == other[key].tobytes() for key, values in first.items()), name
+            first, *other_ranks = results[name]
+            for other_rank in other_ranks:
+                assert all(values.tobytes() == other_rank[key].tobytes() for key, values in first.items()), name
             job = simulate(kind, reduction, 40 if kind == "adagrad" else 20, first, [[0, 1, 2, 3]], "float32")
             assert largest_error(job, first) <= TOLERANCE[kind], name
         for rank in results["statistics"]:
@@ -185,14 +186,14 @@ def test_nodes_merge_in_rounds(hosts: str, senders: list[list[int]]) -> None:
         for name in ("adagrad-frequency", "sgd-sum-clipped", "sgd-average-bfloat16"):
             kind, reduction = name.split("-")[:2]
             wire = "bfloat16" if "bfloat16" in name else "float32"
-            first, *others = results[name]
-            for other in others:
-                assert all(values.tobytes() == other[key].tobytes() for key, values in first.items()), name
+            first, *other_ranks = results[name]
+            for other_rank in other_ranks:
+                assert all(values.tobytes() == other_rank[key].tobytes() for key, values in first.items()), name
             check(simulate(kind, reduction, 20, first, senders, wire), first, kind, wire, name)
         merging = [rank for rank in results["statistics"] if rank["rows_merged"] > 0]
         assert len(merging) == (4 if hosts == TWO_NODES else 2), "as many of each node as the smallest has"
         for rank in merging:
-            assert rank["rounds"] > 90  # of 60 steps
+            assert rank["rounds"] > 90  # in 60 steps
             assert rank["bytes_received"] > rank["bytes_sent"] > 0
 
 
@@ -200,9 +201,9 @@ def test_nodes_merge_in_rounds(hosts: str, senders: list[list[int]]) -> None:
 def test_nodes_may_have_different_numbers_of_ranks(uneven: Results) -> None:
     for name, wire, steps in (("adagrad-frequency", "float32", 40), ("sgd-average-bfloat16", "bfloat16", 20)):
         kind, reduction = name.split("-")[:2]
-        first, *others = uneven[name]
-        for other in others:
-            assert all(values.tobytes() == other[key].tobytes() for key, values in first.items()), name
+        first, *other_ranks = uneven[name]
+        for other_rank in other_ranks:
+            assert all(values.tobytes() == other_rank[key].tobytes() for key, values in first.items()), name
         job = simulate(kind, reduction, steps, first, [[0, 1], [2]], wire)
         check(job, first, kind, wire, name)
 
@@ -234,8 +235,8 @@ def test_published_example(results: Results) -> None:
 @pytest.mark.runs("fit")
 @pytest.mark.nightly
 def test_fit_keeps_ranks_together(results: Results) -> None:
-    first, *others = results["fit"]
-    for other in others:
+    first, *other_ranks = results["fit"]
+    for other_rank in other_ranks:
         for name in ("losses", "kernel", "rows", "step"):
-            assert first[name].tobytes() == other[name].tobytes(), name
+            assert first[name].tobytes() == other_rank[name].tobytes(), name
     assert first["losses"][-1] < first["losses"][0]

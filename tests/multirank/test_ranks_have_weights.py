@@ -1,4 +1,4 @@
-"""Ranks with empty batches, batches of other sizes, fewer batches, or without a table: the reference's numbers."""
+"""Ranks with empty batches, batches of other sizes, fewer batches, or without a table give the reference's numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import weighted_batches as weighted
 from launch import ONE_NODE, TWO_NODES, launched
 from mode_a import Simulation, SparseBatch
 
-TOLERANCE = {"sgd": 2e-6, "adagrad": 2e-6, "adam": 2e-5}  # of the largest weight
+TOLERANCE = {"sgd": 2e-6, "adagrad": 2e-6, "adam": 2e-5}  # relative to the largest weight
 RANKS = 4
 Results = dict[str, list[dict[str, np.ndarray]]]
 
@@ -61,18 +61,20 @@ def simulate(kind: str, reduction: str, start: dict[str, np.ndarray], senders: l
         sparse: list[list[SparseBatch | None]] = []
         weights = [weighted.samples(step, rank) for rank in range(RANKS)]
         for rank, weight in enumerate(weights):
-            one = batches.batch(step, rank)
+            rank_batch = batches.batch(step, rank)
             factor = np.float32(1 if weight else np.nan)
-            dense.append([(w - target) * factor for w, target in zip(job.dense[:-1], one.dense_targets, strict=True)])
+            dense.append(
+                [(w - target) * factor for w, target in zip(job.dense[:-1], rank_batch.dense_targets, strict=True)]
+            )
             big = np.zeros_like(job.dense[-1])
-            ids = weighted.big_ids(one.ids[1])
+            ids = weighted.big_ids(rank_batch.ids[1])
             np.add.at(big, ids, (job.dense[-1][ids] - 1) * factor)
             dense[-1].append(big)
             sparse.append([])
-            for t, ids in enumerate(one.ids):
+            for t, ids in enumerate(rank_batch.ids):
                 lacks = t == weighted.TABLE_ONE_RANK_LACKS and rank == weighted.RANK_WITHOUT_IT
-                found = SparseBatch(ids, (job.rows(t, ids) - one.targets[t]) * factor) if len(ids) else None
-                sparse[-1].append(None if lacks else found)
+                gradient = SparseBatch(ids, (job.rows(t, ids) - rank_batch.targets[t]) * factor) if len(ids) else None
+                sparse[-1].append(None if lacks else gradient)
         job.train(dense, sparse, weights)
     return job
 
@@ -92,20 +94,23 @@ def simulate_fit(start: dict[str, np.ndarray], senders: list[list[int]]) -> Simu
             error = 2 * (hidden @ job.dense[0] + job.dense[1] - targets) / np.float32(size)
             dense.append([hidden.T @ error, error.sum(0)])
             sparse.append([SparseBatch(inputs.ravel(), (error @ job.dense[0].T).reshape(-1, weighted.DIM))])
-        weights = [size * (number < own) for size, own in zip(weighted.BATCH_SIZES, weighted.BATCHES, strict=True)]
+        weights = [
+            size * (number < batches_of_rank)
+            for size, batches_of_rank in zip(weighted.BATCH_SIZES, weighted.BATCHES, strict=True)
+        ]
         job.train(dense, sparse, weights)
     return job
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+def difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def check_equal_ranks(ranks: list[dict[str, np.ndarray]], but: tuple[str, ...] = ()) -> None:
-    first, *others = ranks
-    for other in others:
+    first, *other_ranks = ranks
+    for other_rank in other_ranks:
         for key in first.keys() - set(but):
-            assert first[key].tobytes() == other[key].tobytes(), key
+            assert first[key].tobytes() == other_rank[key].tobytes(), key
 
 
 def check_run(name: str, ranks: list[dict[str, np.ndarray]], nodes: list[list[int]]) -> None:
@@ -114,7 +119,7 @@ def check_run(name: str, ranks: list[dict[str, np.ndarray]], nodes: list[list[in
     job = simulate(kind, reduction, ranks[0], [[0], [1], [2], [3]] if "flat" in rest else nodes)
     worst = max(
         *(difference(ranks[0][f"last{t}"], job.rows(t, batches.all_keys(t))) for t in range(len(batches.DIMS))),
-        *(difference(ranks[0][f"dense{i}"], one) for i, one in enumerate(job.dense[:-1])),
+        *(difference(ranks[0][f"dense{i}"], weight) for i, weight in enumerate(job.dense[:-1])),
         difference(ranks[0]["big"], job.dense[-1]),
     )
     print(f"{name}: {worst:.2e} of the largest weight")
@@ -192,20 +197,20 @@ def test_weights_of_1_change_no_bit_of_the_mean_of_two_ranks() -> None:
 )  # fmt: skip
 def test_every_rank_says_what_one_did_wrong(two_nodes: Path, way: str, words: list[str]) -> None:
     for rank in range(RANKS):
-        said: dict[str, Any] = json.loads((two_nodes / f"errors-{rank}.json").read_text())
+        messages: dict[str, Any] = json.loads((two_nodes / f"errors-{rank}.json").read_text())
         for word in words:
-            assert word in said[way], f"rank {rank}: {said[way]}"
+            assert word in messages[way], f"rank {rank}: {messages[way]}"
 
 
 def test_what_is_no_dataset_is_refused_on_all_ranks(two_nodes: Path) -> None:
     for rank in range(RANKS):
-        said = json.loads((two_nodes / f"errors-{rank}.json").read_text())
+        messages = json.loads((two_nodes / f"errors-{rank}.json").read_text())
         expected = "TypeError: EqualSteps takes a tf.data.Dataset" if rank == 1 else "ValueError: EqualSteps needs"
-        assert said["array"].startswith(expected), said["array"]
+        assert messages["array"].startswith(expected), messages["array"]
 
 
 def test_a_wrong_weight_changes_no_weight(two_nodes: Path) -> None:
     for rank in range(RANKS):
-        said = json.loads((two_nodes / f"errors-{rank}.json").read_text())
+        messages = json.loads((two_nodes / f"errors-{rank}.json").read_text())
         for weight in ("-1.0", "nan", "inf", "-2.0"):
-            assert said[f"weights after {weight}"] == str([[1.0, 1.0]] * 4)
+            assert messages[f"weights after {weight}"] == str([[1.0, 1.0]] * 4)

@@ -1,4 +1,4 @@
-"""Ranks that are configured differently end with an error on every rank, which says what differs, and on whom."""
+"""Ranks that are configured differently end with an error on every rank. It names what differs, and on which ranks."""
 
 from __future__ import annotations
 
@@ -39,26 +39,28 @@ def outcomes() -> Iterator[Outcomes]:
     ],
 )
 def test_every_rank_says_what_differs(outcomes: Outcomes, way: str, words: list[str]) -> None:
-    for rank, found in enumerate(outcomes):
-        assert found[way].startswith("ValueError"), f"rank {rank}: {found[way]}"
+    for rank, outcome in enumerate(outcomes):
+        assert outcome[way].startswith("ValueError"), f"rank {rank}: {outcome[way]}"
         for word in words:
-            assert word in found[way], f"rank {rank}: {found[way]}"
+            assert word in outcome[way], f"rank {rank}: {outcome[way]}"
 
 
 def test_a_horovod_that_was_initialised_too_early_is_an_error_with_the_remedy() -> None:
     with launched("early_horovod_program.py", by_horovodrun=True) as job:
         assert job.wait() == 0, job.output[-20000:]
         for rank in range(4):
-            said = (job.folder / f"error-{rank}").read_text()
-            assert "Import tf_sparse_ps before hvd.init(), or call tsps.init()" in said, said
-            assert "topology='flat'" in said, said
+            message = (job.folder / f"error-{rank}").read_text()
+            assert "Import tf_sparse_ps before hvd.init(), or call tsps.init()" in message, message
+            assert "topology='flat'" in message, message
 
 
 def test_explicit_values_are_those_of_rank_0_on_all_nodes(outcomes: Outcomes) -> None:
-    assert [found["explicit before"][0][0] for found in outcomes] == [0, 0, 2, 2], "each node's leader wrote its own"
+    assert [outcome["explicit before"][0][0] for outcome in outcomes] == [0, 0, 2, 2], (
+        "each node's leader wrote its own"
+    )
     untouched, trained = 0.0, pytest.approx(-0.01)  # keys 1, 2 and 3 have gradient 1 on all ranks
-    for found in outcomes:
-        assert found["explicit"] == [
+    for outcome in outcomes:
+        assert outcome["explicit"] == [
             [value] * 3 for value in (untouched, trained, trained, trained, untouched, untouched)
         ]
 
@@ -67,13 +69,16 @@ def test_collectives_give_every_rank_what_they_promise(outcomes: Outcomes) -> No
     operations = ["t.constant.float32", "t.same.float32"]
     horovod = os.environ[VARIABLE] == HOROVOD
     operations += ["t.unused.float32"] if horovod else ["t.unused", "t.unused.sizes.int64"]
-    for rank, found in enumerate(outcomes):
-        got = found["collectives"]
-        assert got["last"] == (5 * 16 if rank == 1 else 0)
-        assert got["enqueued"] == dict.fromkeys(operations, 5)
-        assert got["alltoall"] == [[100 * sender + 2 * rank + i for sender in range(4) for i in (0, 1)], [2, 2, 2, 2]]
-        assert got["ragged"] == [[1, 2, 2, 3, 3, 3], [[1.0], [2.0], [2.0], [3.0], [3.0], [3.0]], []]
-        assert got["means"] == [[1.5], [1.0, 1.5]]
-        assert got["broadcast"] == [3, -3]
-        assert got["objects"] == [{"rank": one, "text": "x" * one} for one in range(4)]
-        assert got["object"] == ["from", 1]
+    for rank, outcome in enumerate(outcomes):
+        values = outcome["collectives"]
+        assert values["last"] == (5 * 16 if rank == 1 else 0)
+        assert values["enqueued"] == dict.fromkeys(operations, 5)
+        assert values["alltoall"] == [
+            [100 * sender + 2 * rank + i for sender in range(4) for i in (0, 1)],
+            [2, 2, 2, 2],
+        ]
+        assert values["ragged"] == [[1, 2, 2, 3, 3, 3], [[1.0], [2.0], [2.0], [3.0], [3.0], [3.0]], []]
+        assert values["means"] == [[1.5], [1.0, 1.5]]
+        assert values["broadcast"] == [3, -3]
+        assert values["objects"] == [{"rank": rank_number, "text": "x" * rank_number} for rank_number in range(4)]
+        assert values["object"] == ["from", 1]

@@ -1,4 +1,4 @@
-"""A step that is refused on one rank is made on none, all say why, and the next steps are as if it had not been."""
+"""If one rank refuses a step, no rank makes it, all report why, and later steps are as if it had never been tried."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def results(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
     )  # ranks of a node read the step of one group
     with launched("refused_program.py", cases, hosts=request.param, ranks=2) as job:
         assert job.wait(280) == 0, job.output[-20000:]
-        found = {}
+        results_of_cases = {}
         for case in cases.split(","):
             files = [dict(np.load(job.folder / f"{case}-{rank}.npz")) for rank in range(2)]
-            found[case] = [file | json.loads(str(file.pop("facts"))) for file in files]
-        return found
+            results_of_cases[case] = [file | json.loads(str(file.pop("facts"))) for file in files]
+        return results_of_cases
 
 
 @pytest.mark.parametrize("case", CASES.split(","))
@@ -42,10 +42,12 @@ def test_training_after_a_refused_batch_equals_training_without_it(results: Any,
     for rank in (first, second):
         assert len(rank["errors"]) == len(refused_batches.BAD)
         assert rank["differences"] == []
-    for one, other in zip(first["errors"], second["errors"], strict=True):
-        assert SAYS.get(case, "is not finite") in one
-        told = [[line for line in error.splitlines() if SAYS.get(case, "finite") in line] for error in (one, other)]
-        assert told[0] == told[1], "both ranks have the same error"
-    # Dense weights, their moments, the tables and their slots.
+    for error_1, error_2 in zip(first["errors"], second["errors"], strict=True):
+        assert SAYS.get(case, "is not finite") in error_1
+        reports = [
+            [line for line in error.splitlines() if SAYS.get(case, "finite") in line] for error in (error_1, error_2)
+        ]
+        assert reports[0] == reports[1], "both ranks have the same error"
+    # These are the dense weights, their moments, the tables and their slots.
     arrays = [name for name, value in first.items() if isinstance(value, np.ndarray)]
     assert [name for name in arrays if first[name].tobytes() != second[name].tobytes()] == []

@@ -1,4 +1,4 @@
-"""Ranks that save to one path at once: one does, the other is told. No result is a mixture."""
+"""If ranks save to one path at once, one does, and the other gets an error. No result is a mixture."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ KERAS_2 = ["folder", "weights"]
 def test_one_rank_writes_to_a_path_and_a_second_one_is_refused() -> None:
     with launched("saving_program.py", hosts="localhost:2", ranks=2) as job:
         status = job.wait(200)
-        said = [line.split(">", 1)[-1] for line in job.output.splitlines() if "is refused" in line]
+        refusals = [line.split(">", 1)[-1] for line in job.output.splitlines() if "is refused" in line]
         for way in WAYS + ([] if _keras.IS_KERAS_3 else KERAS_2):
-            assert any(line.endswith(f"{way} is refused") for line in said), f"{way}:\n{job.output[-20000:]}"
+            assert any(line.endswith(f"{way} is refused") for line in refusals), f"{way}:\n{job.output[-20000:]}"
         assert status == 0, job.output[-20000:]
         assert job.output.count("rank is done") == 2

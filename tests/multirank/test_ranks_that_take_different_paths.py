@@ -1,6 +1,6 @@
-"""Ranks that take different paths end with an error that says for what they waited, and what each rank does.
+"""Ranks that take different paths end with an error that names what they waited for, and what each rank does.
 
-They wait as long as a rank that is waited for makes progress. What one rank imports changes nothing.
+They wait as long as a missing rank makes progress. What one rank imports changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from launch import HOROVOD, LONGEST_S, ONE_NODE, VARIABLE, launched
 
 TIMEOUT_S = 6
-MARGIN_S = 10.0  # after TFSPS_TIMEOUT_S all ranks have ended
+MARGIN_S = 10.0  # within this time after TFSPS_TIMEOUT_S, all ranks have ended
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def outcomes() -> Iterator[list[dict[str, str]]]:
 @pytest.mark.daily
 @pytest.mark.parametrize("way", ["import_on_one_rank", "drain_on_one_rank", "exception_with_equal_steps"])
 def test_what_one_rank_does_is_no_error(outcomes: list[dict[str, str]], way: str) -> None:
-    assert [found[way] for found in outcomes] == ["no error"] * 2
+    assert [outcome[way] for outcome in outcomes] == ["no error"] * 2
 
 
 @pytest.mark.daily
@@ -44,9 +44,9 @@ def test_what_one_rank_does_is_no_error(outcomes: list[dict[str, str]], way: str
     ],
 )
 def test_every_rank_names_the_setting_and_the_ranks(outcomes: list[dict[str, str]], way: str, words: list[str]) -> None:
-    for rank, found in enumerate(outcomes):
+    for rank, outcome in enumerate(outcomes):
         for word in words:
-            assert word in found[way], f"rank {rank}: {found[way]}"
+            assert word in outcome[way], f"rank {rank}: {outcome[way]}"
 
 
 def test_the_rank_that_refuses_its_fit_is_named_on_the_others(outcomes: list[dict[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""A job that is killed and started again by the same command trains what an uninterrupted one trains, bit for bit."""
+"""A job that is killed and started again by the same command trains like an uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tf_sparse_ps.checkpoints import fault_points
 def test_fit_on_one_rank(tmp_path: Path, whole: Whole) -> None:
     results, output = whole.run(1)
     broken = fit_options(tmp_path, "broken")
-    # In mid-epoch behind a checkpoint; before the epoch's end, between two; in a save.
+    # In the middle of an epoch after a checkpoint; before the epoch's end, between two checkpoints; in a save.
     kills = [{"kill_at": 6}, {"kill_at": 11}, {"kill_at": 15, "kill_point": "manifest_written"}]
-    outputs = killed(broken, 1, *({"kill_rank": 0, **one} for one in kills))
+    outputs = killed(broken, 1, *({"kill_rank": 0, **kill} for kill in kills))
     must_equal(results, broken.results, 1)
     for later, step in zip(outputs[1:], (4, 8, 12), strict=True):
         assert f"restored {tmp_path}/broken/step-{step:012d}: step {step}, batch" in later
-    # The last run has begun with the last epoch: its metrics are those of the whole epoch.
+    # The last run resumed in the last epoch: its metrics are those of the whole epoch.
     assert logs(outputs[-1]) == logs(output)[-1:]
-    # Started once more, there is nothing left to do.
+    # If it is started once more, no work is left.
     again = finish(Options(str(tmp_path / "broken"), results=str(tmp_path / "again")), 1)
     assert logs(again) == []
     must_equal(results, str(tmp_path / "again"), 1)
@@ -44,15 +44,13 @@ def test_a_rank_and_a_leader_of_a_named_job_are_killed_in_fit(tmp_path: Path, sh
     results, output = whole.run(2, named=True)
     broken = fit_options(tmp_path, "broken")
     named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
-    # The tables of the job are beyond the checkpoint each time.
+    # The tables of the job are always ahead of the checkpoint.
     outputs = killed(broken, 2, {"kill_rank": 1, "kill_at": 6}, {"kill_rank": 0, "kill_at": 14}, env=named)
     assert f"restored {tmp_path}/broken/step-{12:012d}: step 12, batch 0 of epoch 2" in outputs[-1]
-    if KERAS_3:  # Keras 2 makes metrics with the first batch, so it begins an epoch's again
+    if KERAS_3:  # Keras 2 makes metrics at the first batch, so a resumed epoch restarts them
         assert f"restored {tmp_path}/broken/step-{4:012d}: step 4, batch 4 of epoch 0" in outputs[1]
         assert (begun := logs(outputs[1])), "it was killed before an epoch had ended"
-        assert set(begun) <= set(logs(output)), (
-            "metrics of the epoch that it has gone on with are not those of all of it"
-        )
+        assert set(begun) <= set(logs(output)), "metrics of the resumed epoch must be those of the whole epoch"
     must_equal(results, broken.results, 2)
     (a, b) = content(results, 2)
     different = [name for name in a if name.startswith("variable") and not np.array_equal(a[name], b[name])]
@@ -66,7 +64,7 @@ def test_ranks_are_killed_while_checkpoints_are_written_beside_training(
     results, _ = whole.run(2, named=True, how=how, every=1)
     broken = fit_options(tmp_path, "broken", how=how, every=1, background=True)
     named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
-    # At any time; in the thread that writes; behind a checkpoint, when old ones are removed.
+    # At any time; in the thread that writes; after a checkpoint, when old ones are removed.
     kills = [
         {"kill_rank": 1, "kill_at": 6},
         {"kill_rank": 0, "kill_at": 9, "kill_point": "file_written"},
@@ -95,10 +93,10 @@ def test_a_leader_is_killed_while_it_restores(
 
 @pytest.mark.nightly
 def test_datasets_of_unknown_length_in_fit(tmp_path: Path, whole: Whole) -> None:
-    # Keras begins a step to find out that an epoch has ended, which may draw random numbers: without dropout.
+    # Keras begins a step to find the end of an epoch, and this may draw random numbers. So the model has no dropout.
     results, _ = whole.run(1, dropout=False)
     broken = fit_options(tmp_path, "broken", dropout=False, unknown=True, every=3)
-    # The last one is killed when a checkpoint of an epoch's last batch is there, and the epoch has not ended.
+    # The last run is killed when the checkpoint of an epoch's last batch exists, and the epoch has not ended.
     killed(broken, 1, {"kill_rank": 0, "kill_at": 4}, {"kill_rank": 0, "kill_at": 12})
     must_equal(results, broken.results, 1)
 
@@ -107,11 +105,11 @@ def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole
     hosts = "localhost:1,127.0.0.1:1"
     results, _ = whole.run(2, hosts=hosts, how="loop", placement="sharded")
     broken = fit_options(tmp_path, "broken", how="loop", placement="sharded", background=True)
-    # Between two steps; when the part of its machine is written, but for what tells rank 0.
+    # Between two steps; when the part of its machine is written, except for the report to rank 0.
     kills = [{"kill_rank": 1, "kill_at": 9}, {"kill_rank": 1, "kill_at": 12, "kill_point": fault_points.PART_WRITTEN}]
     killed(broken, 2, *kills, hosts=hosts)
     must_equal(results, broken.results, 2)
-    # And on one machine, in tables that it has alone, one of them on disk in part: the same rows.
+    # One machine alone restores the same rows. One of its tables is partly on disk.
     (tmp_path / "disk").mkdir()
     loaded = Options(
         broken.checkpoints,
@@ -122,15 +120,15 @@ def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole
     )
     output = finish(loaded, 1)
     assert "differed. All ranks resume with the values of rank 0" in output
-    (first, _), (own,) = content(results, 2), content(loaded.results, 1)
+    (first, _), (of_one_machine,) = content(results, 2), content(loaded.results, 1)
     for name in first:
-        np.testing.assert_array_equal(own[name], first[name], err_msg=name)
-    # What has been saved there is restored by two machines again; of the ranks' own variables it has one rank's.
+        np.testing.assert_array_equal(of_one_machine[name], first[name], err_msg=name)
+    # Two machines restore the checkpoint of that machine. It has the ranks' own variables of one rank only.
     back = Options(broken.checkpoints, str(tmp_path / "back"), after="load", placement="sharded")
     assert f"restored {broken.checkpoints}/step-{18:012d}-2" in finish(back, 2, hosts=hosts)
-    for one in content(back.results, 2):
+    for restored in content(back.results, 2):
         for name in first:
-            np.testing.assert_array_equal(one[name], first[name], err_msg=name)
+            np.testing.assert_array_equal(restored[name], first[name], err_msg=name)
 
 
 def test_the_control_without_the_tables_is_refused_and_without_the_check_differs(

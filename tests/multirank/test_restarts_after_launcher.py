@@ -1,4 +1,4 @@
-"""The launcher of a job is killed: its ranks end, and the same command goes on as if nothing had been."""
+"""If the launcher of a job is killed, its ranks end, and the same command resumes as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_a_launcher_is_killed_in_fit(
     results, _ = whole.run(2, named=True)
     broken = fit_options(tmp_path, "broken")
     named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
-    outputs = killed(broken, 2, *({**one, "launcher": number} for one in kills), env=named, **{by: True})
+    outputs = killed(broken, 2, *({**kill, "launcher": number} for kill in kills), env=named, **{by: True})
     restored = [f"restored {tmp_path}/broken/step-" in output for output in outputs[1:]]
-    # One that is killed in its restore does not say that it has restored.
-    assert restored == ["kill_restore" not in one for one in kills[1:]] + [True]
+    # A run that is killed in its restore does not report that it has restored.
+    assert restored == ["kill_restore" not in kill for kill in kills[1:]] + [True]
     must_equal(results, broken.results, 2)

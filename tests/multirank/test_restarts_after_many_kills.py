@@ -1,4 +1,4 @@
-"""Jobs of all kinds are killed several times, in all kinds of ways, and equal uninterrupted ones in the end."""
+"""Jobs of all kinds are killed several times, in all ways, and equal uninterrupted ones in the end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from restart_support import JOB, MEMORY, TWO_MACHINES, Whole, content, fit_options, killed, kills_at_random, must_equal
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
-# In mid-epoch behind a checkpoint; in a save; in a later epoch.
+# In the middle of an epoch after a checkpoint; in a save; in a later epoch.
 THREE = (
     {"kill_rank": 1, "kill_at": 6},
     {"kill_rank": 0, "kill_at": 8, "kill_point": "manifest_written"},
     {"kill_rank": 0, "kill_at": 14},
 )
-ALONE = tuple(one | {"kill_rank": 0} for one in THREE)
+ALONE = tuple(kill | {"kill_rank": 0} for kill in THREE)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_kills_on_two_machines_of_two_ranks(tmp_path: Path, shared_memory: str, 
     results, _ = whole.run(4, hosts=hosts, named=True, how=how)
     broken = fit_options(tmp_path, "broken", how=how)
     named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory}
-    # A rank, and the leader, of the machine that does not write; in a save; in a restore; the launcher.
+    # A rank, and the leader, of the machine that writes no manifest; in a save; in a restore; the launcher.
     kills = [{"kill_rank": 3, "kill_at": 5}, {"kill_rank": 2, "kill_at": 7}, *THREE[1:]]
     kills += [{"kill_rank": 0, "kill_restore": "rows_restored"}, {"kill_rank": 1, "kill_at": 15}]
     kills[-1]["launcher"] = signal.SIGKILL
@@ -91,7 +91,7 @@ def test_kills_on_two_machines_of_two_ranks(tmp_path: Path, shared_memory: str, 
 def test_three_kills_of_a_job_with_rows_on_a_device(tmp_path: Path, shared_memory: str, whole: Whole, how: str) -> None:
     results, _ = whole.run(1, named=True, cached=True, how=how)
     broken = fit_options(tmp_path, "broken", cached=True, how=how)
-    # What the killed run's device had is in no table; the checkpoint, which goes before, has all of its step.
+    # No table has the killed run's rows of the device. The checkpoint, which was saved earlier, has its whole step.
     named = {"TFSPS_JOB": JOB, "TFSPS_DIR": shared_memory, "TFSPS_ACCEPT_LOST_ROWS": JOB}
     killed(broken, 1, *ALONE, env=named)
     must_equal(results, broken.results, 1)

@@ -1,4 +1,4 @@
-"""What four ranks on two machines have saved is restored by other ranks, into other tables, and trained on alike."""
+"""A checkpoint of four ranks on two machines is restored by other ranks into other tables, and trained alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from restart_support import MEMORY
 
 THREE = "localhost:1,127.0.0.1:1,127.0.0.2:1"
 RANKS = {"one rank": (1, None), "two ranks": (2, None), "three machines": (3, THREE)}
-STEPS = (6, 9)  # of the saves
+STEPS = (6, 9)  # the steps of the saves
 
 pytestmark = pytest.mark.nightly
 
@@ -30,22 +30,22 @@ def run(options: Options, ranks: int, hosts: str | None) -> str:
 
 
 def load(folder: str | Path, name: str) -> dict[str, Any]:
-    with np.load(Path(folder) / name) as found:
-        return dict(found)
+    with np.load(Path(folder) / name) as arrays:
+        return dict(arrays)
 
 
-def must_equal(found: dict[str, Any], expected: dict[str, Any], what: str, within: float = 0.0) -> None:
-    """With the same bits; or floats within a distance."""
-    assert found.keys() == expected.keys()
+def must_equal(actual: dict[str, Any], expected: dict[str, Any], label: str, within: float = 0.0) -> None:
+    """Fails unless the contents have the same bits, or their floats are within a distance."""
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
         if within and array.dtype.kind == "f":
-            np.testing.assert_allclose(found[name], array, rtol=within, atol=within, err_msg=f"{what}: {name}")
+            np.testing.assert_allclose(actual[name], array, rtol=within, atol=within, err_msg=f"{label}: {name}")
         else:
-            np.testing.assert_array_equal(found[name], array, err_msg=f"{what}: {name}")
+            np.testing.assert_array_equal(actual[name], array, err_msg=f"{label}: {name}")
 
 
 class Saved(NamedTuple):
-    """Two checkpoints of four ranks on two machines, of tables in memory and of sharded ones on disk."""
+    """Two checkpoints of four ranks on two machines: one of tables in memory, and one of sharded tables on disk."""
 
     checkpoints: list[str]
     states: list[str]
@@ -54,25 +54,27 @@ class Saved(NamedTuple):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("saved")
-    found = Saved([str(folder / "memory"), str(folder / "disk")], [str(folder / "state0"), str(folder / "state1")])
+    saved_runs = Saved([str(folder / "memory"), str(folder / "disk")], [str(folder / "state0"), str(folder / "state1")])
     places: list[dict[str, Any]] = [{}, {"placement": "sharded", "tiered": str(folder / "rows"), "memory": MEMORY}]
     for number, place in enumerate(places):
-        one = Options("save", found.checkpoints[number : number + 1], found.states[number : number + 1], **place)
-        run(dataclasses.replace(one, steps=STEPS[number]), 4, launch.TWO_NODES)
-    return found
+        options = Options(
+            "save", saved_runs.checkpoints[number : number + 1], saved_runs.states[number : number + 1], **place
+        )
+        run(dataclasses.replace(options, steps=STEPS[number]), 4, launch.TWO_NODES)
+    return saved_runs
 
 
 @pytest.fixture(scope="module")
 def trained(saved: Saved, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What as many ranks come to that begin with the rows, slots and variables by other means than a restore."""
-    found = {}
+    """The results of as many ranks that begin with the same rows, slots and variables without a restore."""
+    results = {}
     for name, (ranks, hosts) in RANKS.items():
         folder = str(tmp_path_factory.mktemp("assigned"))
         run(Options("assign", [], [folder], f"{saved.states[1]}/state.npz", STEPS[1]), ranks, hosts)
         must_equal(load(folder, "state.npz"), load(saved.states[1], "state.npz"), f"{name}, assigned")
-        found[name] = load(folder, "trained.npz")
-        assert found[name]["step of the tables"] == STEPS[1] + 4
-    return found
+        results[name] = load(folder, "trained.npz")
+        assert results[name]["step of the tables"] == STEPS[1] + 4
+    return results
 
 
 @pytest.mark.parametrize("storage", ["memory", "tiered"])

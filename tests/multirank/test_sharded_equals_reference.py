@@ -1,6 +1,6 @@
-"""Sharded tables beside a replicated one give the numbers of the reference, whatever their settings are together.
+"""Sharded tables and a replicated one give the numbers of the reference, in all combinations of their settings.
 
-One launch for each layout, which is a number of nodes and ranks, does all the work. The tests look at what it left.
+One launch does all the work of a layout, which is a number of nodes and ranks. The tests look at its results.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from simulation import RARE, TOLERANCE, Results, results_in
 
 from tf_sparse_ps import _table
 
-pytestmark = pytest.mark.daily  # the launch of one case; others are nightly
+pytestmark = pytest.mark.daily  # the launch of one case; other cases are nightly
 Case = dict[str, Any]
 TABLES = range(len(batches.DIMS))
 
 
 def launch(cases: list[Case], control: str = "") -> Results:
-    """What the ranks of one layout left."""
+    """Returns the results of the ranks of one layout."""
     kept = Path(tempfile.mkdtemp(prefix="tsps-results-"))
     hosts, nodes = LAYOUTS[cases[0]["layout"]]
     ranks = sum(map(len, nodes))
@@ -50,14 +50,14 @@ def launch(cases: list[Case], control: str = "") -> Results:
         status = job.wait()
         assert status == 0, job.output[-20000:]
         shutil.copytree(job.folder, kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns("disk"))
-    found = results_in(kept, ranks)
+    results_of_cases = results_in(kept, ranks)
     shutil.rmtree(kept)
-    return found
+    return results_of_cases
 
 
 @dataclasses.dataclass
 class Launched:
-    """The results of cases by name, of the layouts that were launched, and the names of all selected cases."""
+    """The results of cases by name, for the launched layouts, and the names of all selected cases."""
 
     selected: list[str]
     results: Results = dataclasses.field(default_factory=dict)
@@ -69,15 +69,19 @@ def results(request: pytest.FixtureRequest) -> Launched:
 
 
 def ranks_of(case: Case, launched: Launched) -> list[dict[str, np.ndarray]]:
-    """What the ranks of a case left. The selected cases of a layout share a launch."""
+    """Returns the results of a case's ranks. The selected cases of a layout share a launch."""
     if name_of(case) not in launched.results:
-        alike = [one for one in CASES if one["layout"] == case["layout"] and name_of(one) in launched.selected]
+        alike = [
+            candidate
+            for candidate in CASES
+            if candidate["layout"] == case["layout"] and name_of(candidate) in launched.selected
+        ]
         launched.results |= launch(alike)
     return launched.results[name_of(case)]
 
 
 def whole(case: Case, ranks: list[dict[str, np.ndarray]], t: int) -> np.ndarray:
-    """A table's rows of all keys, each from the node that has it."""
+    """Returns a table's rows of all keys, each from the node that has it."""
     _, nodes = LAYOUTS[case["layout"]]
     if not SHARDED[t]:
         return ranks[0][f"rows{t}"]
@@ -87,7 +91,7 @@ def whole(case: Case, ranks: list[dict[str, np.ndarray]], t: int) -> np.ndarray:
 
 
 def reference(case: Case, first: dict[str, np.ndarray]) -> Simulation:
-    """The reference's state after the steps."""
+    """Returns the reference's state after the steps."""
     _, nodes = LAYOUTS[case["layout"]]
     kind = case["optimizer"]
     job = Simulation(
@@ -104,39 +108,42 @@ def reference(case: Case, first: dict[str, np.ndarray]) -> Simulation:
     for step in range(STEPS):
         dense, sparse = [], []
         for rank in range(sum(map(len, nodes))):
-            one = batches.batch(step, rank)
-            dense.append([w - target for w, target in zip(job.dense, one.dense_targets, strict=True)])
-            seen = [job.seen(t, ids) if len(ids) else ids for t, ids in enumerate(one.ids)]
+            rank_batch = batches.batch(step, rank)
+            dense.append([w - target for w, target in zip(job.dense, rank_batch.dense_targets, strict=True)])
+            seen = [job.seen(t, ids) if len(ids) else ids for t, ids in enumerate(rank_batch.ids)]
             sparse.append(
-                [SparseBatch(ids, seen[t] - one.targets[t]) if len(ids) else None for t, ids in enumerate(one.ids)]
+                [
+                    SparseBatch(ids, seen[t] - rank_batch.targets[t]) if len(ids) else None
+                    for t, ids in enumerate(rank_batch.ids)
+                ]
             )
         job.train(dense, sparse)
     return job
 
 
 def errors(case: Case, ranks: list[dict[str, np.ndarray]], job: Simulation) -> np.ndarray:
-    """Of every element of the tables, relative to the largest weight of its table."""
-    each = []
+    """Returns the error of every element of the tables, relative to the largest weight of its table."""
+    errors_of_tables = []
     for t in TABLES:
         expected = job.rows(t, batches.all_keys(t))
-        each.append(np.abs(whole(case, ranks, t) - expected).ravel() / np.abs(expected).max())
-    return np.concatenate(each)
+        errors_of_tables.append(np.abs(whole(case, ranks, t) - expected).ravel() / np.abs(expected).max())
+    return np.concatenate(errors_of_tables)
 
 
 def narrow(case: Case) -> bool:
-    """Whether something is rounded to 16 bits: where a last bit differs, that may go the other way, now and then."""
-    return any(case[one] != "float32" for one in ("dtype", "push", "pull"))
+    """Whether some values are rounded to 16 bits. If a last bit differs, the rounding may rarely go the other way."""
+    return any(case[setting] != "float32" for setting in ("dtype", "push", "pull"))
 
 
 def expect(case: Case, ranks: list[dict[str, np.ndarray]]) -> None:
-    """See the tests."""
+    """Fails unless a case has the numbers of the reference, and each key is where it should be."""
     _, nodes = LAYOUTS[case["layout"]]
     job = reference(case, ranks[0])
-    found = errors(case, ranks, job)
+    relative_errors = errors(case, ranks, job)
     tolerance = TOLERANCE[case["optimizer"]]
-    beyond = float(np.mean(found > tolerance))
-    print(f"{name_of(case)}: {found.max():.2e} of the largest weight, {beyond:.1%} beyond {tolerance}")
-    assert found.max() <= (0.02 if narrow(case) else tolerance)
+    beyond = float(np.mean(relative_errors > tolerance))
+    print(f"{name_of(case)}: {relative_errors.max():.2e} of the largest weight, {beyond:.1%} beyond {tolerance}")
+    assert relative_errors.max() <= (0.02 if narrow(case) else tolerance)
     assert beyond <= (RARE if narrow(case) else 0)
     for i, expected in enumerate(job.dense):
         assert np.abs(ranks[0][f"dense{i}"] - expected).max() <= tolerance * np.abs(expected).max()
@@ -145,16 +152,16 @@ def expect(case: Case, ranks: list[dict[str, np.ndarray]]) -> None:
         for rank in ranks:
             np.testing.assert_array_equal(rank[f"seen{t}"], seen)
             np.testing.assert_array_equal(rank[f"first{t}"], ranks[0][f"first{t}"])
-    # Every key is on one node: its owner, if the table is sharded, and all, if not.
+    # Every key of a sharded table is on one node, its owner. Every key of other tables is on all nodes.
     for t in TABLES:
         keys = [ranks[node[0]][f"keys{t}"] for node in nodes]
         if SHARDED[t]:
-            for number, own in enumerate(keys):
-                assert (_table.owners(own, len(nodes)) == number).all()
+            for number, node_keys in enumerate(keys):
+                assert (_table.owners(node_keys, len(nodes)) == number).all()
             every = np.concatenate(keys)
             assert len(every) == len(np.unique(every)) > 0
         else:
-            assert all(np.array_equal(own, keys[0]) for own in keys)
+            assert all(np.array_equal(node_keys, keys[0]) for node_keys in keys)
     for t in TABLES:
         if case["storage"] == "tiered" and ON_DISK[t]:
             assert all(rank[f"on_disk{t}"] > 500 for rank in ranks)
@@ -181,14 +188,14 @@ def test_rows_of_every_pair_of_settings_are_those_of_the_reference(case: Case, r
 
 
 def exact(reduction: str) -> Case:
-    """One of every day whose numbers are not rounded, or the least."""
-    found = [case for case in DAILY if case["reduction"] == reduction]
-    return min(found, key=lambda case: sum(case[one] != "float32" for one in ("dtype", "push", "pull")))
+    """Returns a daily case whose numbers are rounded least, or not at all."""
+    candidates = [case for case in DAILY if case["reduction"] == reduction]
+    return min(candidates, key=lambda case: sum(case[setting] != "float32" for setting in ("dtype", "push", "pull")))
 
 
 @pytest.mark.runs(name_of(exact("frequency")))
 def test_keys_that_count_once_per_call_would_be_noticed(results: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if keys were not merged before the exchange."""
+    """Computes as if keys were not merged before the exchange."""
     case = exact("frequency")
     ranks = ranks_of(case, results)
     plain = mode_a.reduce_sparse
@@ -220,20 +227,20 @@ def test_keys_that_count_once_per_call_would_be_noticed(results: Launched, monke
     assert np.mean(errors(case, ranks, reference(case, ranks[0])) > TOLERANCE[case["optimizer"]]) > 5 * RARE
 
 
-@pytest.mark.nightly  # its case has the other layout
+@pytest.mark.nightly  # this case has the other layout
 @pytest.mark.runs(name_of(exact("sum")))
 def test_a_key_that_has_the_last_nodes_gradient_alone_would_be_noticed(
     results: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if keys were not merged after the exchange."""
+    """Computes as if keys were not merged after the exchange."""
     case = exact("sum")
     ranks = ranks_of(case, results)
 
     def last(parts: Any) -> dict[int, np.ndarray]:
-        found: dict[int, np.ndarray] = {}
-        for own in parts:
-            found |= own
-        return found
+        merged: dict[int, np.ndarray] = {}
+        for part in parts:
+            merged |= part
+        return merged
 
     plain = mode_a.add_up
     nodes = len(LAYOUTS[case["layout"]][1])

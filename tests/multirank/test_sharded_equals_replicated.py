@@ -1,4 +1,4 @@
-"""A table that is spread over nodes is trained as one that every node has, by one or several ranks of each."""
+"""A sharded table is trained like a table that every node has, by one or several ranks of each node."""
 
 from __future__ import annotations
 

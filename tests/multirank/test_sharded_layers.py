@@ -1,4 +1,4 @@
-"""What users do with sharded tables on several nodes, and who is named when a rank does not look up."""
+"""The use of sharded tables on several nodes, and which ranks are named when a rank does not look up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_users_do_with_sharded_tables() -> None:
 @pytest.mark.parametrize(
     ("way", "hosts", "says"),
     [
-        # The last rank is the second of its node, and the only one of its node.
+        # The last rank is the second one of its node, or the only one.
         ("graph-slow", "localhost:1,127.0.0.1:2", "waited|have waited"),
         ("eager-slow", ONE_EACH, "have waited"),
         pytest.param("fit-slow", ONE_EACH, "have waited", marks=pytest.mark.nightly),
@@ -33,8 +33,8 @@ def test_what_users_do_with_sharded_tables() -> None:
     ],
 )
 def test_ranks_that_do_not_look_up_are_named_by_those_that_wait(way: str, hosts: str, says: str) -> None:
-    """On all nodes. Ranks are shielded from the launcher, which would end them as soon as one has ended."""
-    ranks = sum(int(one.partition(":")[2]) for one in hosts.split(","))
+    """This holds on all nodes. Ranks are shielded from the launcher, which ends all ranks after the first."""
+    ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     last = ranks - 1
     timeout = TIMEOUT_S if way.endswith("slow") else LONGEST_S
     program = ("shielded.py", "sharded_absent_program.py", way)
@@ -46,9 +46,9 @@ def test_ranks_that_do_not_look_up_are_named_by_those_that_wait(way: str, hosts:
         whom = rf"rank {last} .*" + ("" if way.endswith("raise") else rf"pid {pid[1]}\)")
 
         def silent() -> list[int]:
-            # Who has died comes first in a sentence, whom a rank waits for last.
-            said = [rf"\[{rank}\]<\w+>:.*(({says}).*{whom}|{whom}.*({says}))" for rank in range(last)]
-            return [rank for rank, one in enumerate(said) if not re.search(one, job.output)]
+            # A dead rank is named at the beginning of a sentence, and a rank that is waited for at the end.
+            patterns = [rf"\[{rank}\]<\w+>:.*(({says}).*{whom}|{whom}.*({says}))" for rank in range(last)]
+            return [rank for rank, pattern in enumerate(patterns) if not re.search(pattern, job.output)]
 
         while silent() and time.monotonic() < happened + 120 and job.talks:
             time.sleep(0.1)

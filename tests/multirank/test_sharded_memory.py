@@ -1,4 +1,4 @@
-"""N nodes hold a sharded table in a part of the memory that a replicated one takes of each."""
+"""Each of N nodes holds a sharded table in a part of the memory that a replicated one takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners read rows of sharded tables that are partly on disk a pass ahead of the batches of all nodes."""
+"""Owners of sharded tables that are partly on disk read rows a pass ahead, for the batches of all nodes."""
 
 from __future__ import annotations
 

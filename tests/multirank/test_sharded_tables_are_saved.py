@@ -1,4 +1,4 @@
-"""Tables that are spread over nodes are saved by all ranks, and loaded on any number of nodes and ranks."""
+"""All ranks save sharded tables, and any number of nodes and ranks loads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with np.load(sys.argv[2]) as noted:
 
 
 def finished(program: str, *arguments: str, ranks: int, **options: str) -> Launch:
-    """A job that has ended, all of whose ranks have done everything."""
+    """Runs a job to its end. All of its ranks must have done everything."""
     job = run(program, *arguments, ranks=ranks, **options)
     assert job.output.count("rank is done") == ranks, job.output[-20000:]
     return job
@@ -39,7 +39,7 @@ def finished(program: str, *arguments: str, ranks: int, **options: str) -> Launc
 
 @pytest.fixture(scope="module")
 def saved() -> Iterator[Path]:
-    """What three nodes of one rank each have saved, and notes of what was in their tables."""
+    """The files that three nodes of one rank each have saved, and a record of their tables' contents."""
     with tempfile.TemporaryDirectory(prefix="tsps-test-") as folder:
         finished("sharded_saving_program.py", "save", folder, ranks=3, hosts=THREE)
         yield Path(folder)
@@ -81,11 +81,11 @@ def test_a_named_job_goes_on_with_as_many_nodes_as_before_alone() -> None:
             with launched("sharded_saving_errors_program.py", "named", hosts=hosts, ranks=ranks, env=env) as job:
                 status = job.wait(200)
                 assert (status == 0) == (ranks == 3), job.output[-20000:]
-    for said in (
+    for text in (
         "with the rows of node 0 of 3; this program makes it with the rows of node 0 of 2",
         "another TFSPS_JOB",
     ):
-        assert said in job.output, job.output[-20000:]
+        assert text in job.output, job.output[-20000:]
 
 
 def test_a_rank_that_saves_alone_is_told_who_is_missing() -> None:
@@ -94,5 +94,5 @@ def test_a_rank_that_saves_alone_is_told_who_is_missing() -> None:
     ) as job:
         assert job.wait(120) != 0
     assert "in operation 'tsps.save" in job.output, job.output[-20000:]
-    # Who asks first, the one in the save or the others elsewhere, names those that it misses, and where they are.
+    # Whichever asks first, the rank in the save or the others elsewhere, names the missing ranks, and where they are.
     assert re.search(r"ranks have waited \d+ s in operation '\S+' of step \d+ for rank \d of node \d", job.output)

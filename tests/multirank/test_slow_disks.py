@@ -1,6 +1,6 @@
-"""Checkpoints on a slow disk: training goes on, who waits says so, and no rank is taken for lost.
+"""Checkpoints on a slow disk: training continues, waiting ranks report it, and no rank is considered lost.
 
-The slow disk is a loop device whose writes a control group limits, which needs root.
+The slow disk is a loop device whose writes a control group limits. This needs root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slow_disk_program import STANDS_STILL_S
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 
 PROGRAM, TIMEOUT_S = "slow_disk_program.py", 5.0
-BLKIO = Path("/sys/fs/cgroup/blkio")  # version 1, which counts what a process brings to the disk by fsync as its own
+BLKIO = Path("/sys/fs/cgroup/blkio")  # version 1, which attributes a process's fsync to its group
 RATE = 400_000  # bytes/s; a checkpoint has 8 MB
 IMAGE_BYTES = 128 << 20
 
@@ -67,7 +67,7 @@ def slow_disk(tmp_path: Path) -> Iterator[SlowDisk]:
 
 
 def finish(how: str, folder: Path, group: str) -> tuple[str, float]:
-    """Runs the program on two ranks to its end; its output, and seconds."""
+    """Runs the program on two ranks to its end; returns its output, and the seconds that it took."""
     env = {"TFSPS_TIMEOUT_S": str(TIMEOUT_S)}
     began = time.monotonic()
     with launch.launched(PROGRAM, how, str(folder), group, hosts="localhost:2", ranks=2, env=env) as job:
@@ -78,17 +78,17 @@ def finish(how: str, folder: Path, group: str) -> tuple[str, float]:
 
 
 def must_be_whole(folder: Path, checkpoints: int) -> None:
-    """All that were saved are there, and nothing else."""
-    found, skipped = CheckpointDirectory(folder).newest()
-    assert found is not None
+    """Fails unless the folder has all saved checkpoints, and nothing else."""
+    newest, skipped = CheckpointDirectory(folder).newest()
+    assert newest is not None
     assert skipped == []
-    names = [one.name for one in folder.iterdir() if not one.name.startswith("step-")]
+    names = [path.name for path in folder.iterdir() if not path.name.startswith("step-")]
     assert names in ([], [".checkpoints.lock"])
     assert len(CheckpointDirectory(folder).find()) == checkpoints
 
 
 def test_ranks_that_wait_longer_than_their_timeout_for_a_save_are_not_lost(tmp_path: Path) -> None:
-    # Two files of a checkpoint: it takes longer than the ranks wait for one that is lost.
+    # A checkpoint has two files, so it takes longer than the ranks wait for a lost rank.
     assert 2 * STANDS_STILL_S >= 2 * TIMEOUT_S
     output, _ = finish("wait", tmp_path / "checkpoints", "-")
     assert "waiting for checkpoint" in output
@@ -111,8 +111,8 @@ def test_checkpoints_on_a_slow_disk(slow_disk: SlowDisk, how: str) -> None:
     assert seconds > 2 * TIMEOUT_S
     assert "was not saved" not in output
     if how != "exit":
-        told = re.search(r"waiting for checkpoint \S+/step-\d+ to be on the disk: \d+ MB written", output)
-        assert told is not None
+        waiting_line = re.search(r"waiting for checkpoint \S+/step-\d+ to be on the disk: \d+ MB written", output)
+        assert waiting_line is not None
     if how == "loop":
         beside = re.search(r"(\d+) steps beside a save of (\S+) s; save\(\) took (\S+) s", output)
         assert beside is not None

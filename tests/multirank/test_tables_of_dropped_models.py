@@ -1,4 +1,4 @@
-"""Models that are dropped leave nothing on any rank: no tables, mappings or descriptors."""
+"""Dropped models leave nothing on any rank: no tables, mappings or descriptors."""
 
 from __future__ import annotations
 

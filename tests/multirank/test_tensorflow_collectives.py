@@ -1,4 +1,4 @@
-"""What is TensorFlow's own collectives' alone: how ranks are connected, and what steps leave behind."""
+"""Specific behaviour of TensorFlow's collectives: how ranks are connected, and what steps leave over."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ PROGRAM = "import tf_sparse_ps as tsps; ranks = tsps.init({}); print(ranks.kind,
 def test_row_counts_that_all_differ_leave_nothing_behind() -> None:
     with launched("ragged_program.py", hosts="localhost:2", ranks=2, collectives=TENSORFLOW) as job:
         assert job.wait() == 0, job.output[-20000:]
-        found = [json.loads((job.folder / f"{rank}.json").read_text()) for rank in range(2)]
-    for one in found:
-        assert one["sizes"] < 80, "8 per power of 2 between 32 bytes and 110 KB; each is an instance of TensorFlow's"
-        half, end = one["counts"]["250"], one["counts"]["499"]
-        # In 250 steps. TensorFlow's RPC starts a thread or opens a file for a moment.
+        reports = [json.loads((job.folder / f"{rank}.json").read_text()) for rank in range(2)]
+    for report in reports:
+        assert report["sizes"] < 80, (
+            "at most 8 sizes per power of 2 between 32 bytes and 110 KB, because TensorFlow keeps an instance of each"
+        )
+        half, end = report["counts"]["250"], report["counts"]["499"]
+        # These are 250 steps. TensorFlow's RPC may start a thread or open a file for a moment.
         assert end["threads"] <= half["threads"] + 2
         assert end["files"] <= half["files"] + 2
         assert end["resident"] - half["resident"] < 8 << 20
 
 
 def start(tmp_path: Path, workers: list[str], index: int, program: str = PROGRAM.format("")) -> subprocess.Popen[str]:
-    """A worker, without a launcher."""
+    """Starts a worker without a launcher."""
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
     environment = {
         **{name: text for name, text in os.environ.items() if not name.startswith(("HOROVOD", "TFSPS"))},
@@ -48,7 +50,7 @@ def start(tmp_path: Path, workers: list[str], index: int, program: str = PROGRAM
 
 
 def end(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
-    """Status and output of each."""
+    """Waits for processes; returns the status and the output of each."""
     try:
         outputs = [process.communicate(timeout=120)[0] for process in processes]
     finally:
@@ -87,7 +89,7 @@ def test_init_after_an_operation_says_where_to_call_it(tmp_path: Path) -> None:
 
 
 def test_a_strategy_of_the_users_own_stays_in_charge(tmp_path: Path) -> None:
-    """`tsps.init()` changes nothing in a job that has made its strategy."""
+    """`tsps.init()` changes nothing in a job that has made its own strategy."""
     program = (
         "import tensorflow as tf; strategy = tf.distribute.MultiWorkerMirroredStrategy(); import tf_sparse_ps as tsps\n"
         "print('outside:', tsps.init().kind, flush=True)\n"
@@ -101,7 +103,7 @@ def test_a_strategy_of_the_users_own_stays_in_charge(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
-    """TensorFlow would take it for a notice of preemption."""
+    """TensorFlow would treat the signal as a notice of preemption."""
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     ranks = [start(tmp_path, workers, index, PROGRAM.format("") + "; import time; time.sleep(100)") for index in (0, 1)]
     try:
@@ -121,7 +123,7 @@ def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gone", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_worker_that_ends_before_it_is_connected_ends_the_others_in_time(tmp_path: Path, gone: int) -> None:
-    """TensorFlow would wait for it for an hour, with Python's lock held."""
+    """TensorFlow would wait an hour for the worker, and hold Python's lock meanwhile."""
     come_and_go = (
         "from tf_sparse_ps.collectives import cluster_config, meeting; import os; "
         "meeting.meet(cluster_config.find(), 60); os._exit(3)"  # it is there long before the other has TensorFlow

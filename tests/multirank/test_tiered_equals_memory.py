@@ -1,4 +1,4 @@
-"""A table that is mostly on disk is trained as one in memory, by several ranks of several nodes."""
+"""A table that is mostly on disk is trained like a table in memory, by several ranks of several nodes."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def test_rows_and_slots_are_equal_bit_for_bit(hosts: str, ranks: int) -> None:
         status = job.wait()
         assert status == 0, job.output[-20000:]
         assert job.output.count("rank is done") == ranks
-        assert not list(job.folder.glob("disk/*")), "rows on disk are left behind"
+        assert not list(job.folder.glob("disk/*")), "rows on disk must be removed"

@@ -1,7 +1,7 @@
 """Training in buckets gives the synchronous schedule's numbers, in as many operations as there are buckets.
 
-With Horovod's fusion off two ranks give the same bits: a sum of two numbers has one order. Of four ranks the ring's
-order of summation depends on where in a buffer a number lies, and buckets are other buffers.
+With Horovod's fusion off, two ranks give the same bits, because a sum of two numbers has one order. With four ranks,
+the ring's order of summation depends on a number's place in a buffer, and buckets are other buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bucket_sizes import IN_BUCKETS, PROFILE, STEPS
 from launch import launched
 from selected_runs import selected_runs
 
-pytestmark = pytest.mark.daily  # a launch of two ranks; marked tests are nightly
+pytestmark = pytest.mark.daily  # a launch of two ranks; tests with further marks are nightly
 NIGHTLY = pytest.mark.nightly
 Results = dict[str, list[dict[str, Any]]]
 OPTIMIZERS = ("sgd", "adam", "momentum-clipnorm", "adagrad-clipvalue")
@@ -45,16 +45,16 @@ def run(which: str, ranks: int) -> Iterator[Path]:
 
 
 def load(folder: Path, ranks: int) -> Results:
-    found: Results = {}
+    results: Results = {}
     for path in sorted(folder.glob("*-0.npz")):
         name = path.name.removesuffix("-0.npz")
         files = [dict(np.load(folder / f"{name}-{rank}.npz")) for rank in range(ranks)]
-        found[name] = [file | json.loads(str(file.pop("facts"))) for file in files]
-    return found
+        results[name] = [file | json.loads(str(file.pop("facts"))) for file in files]
+    return results
 
 
 def runs_of(parameters: dict[str, Any]) -> list[str]:
-    """The runs of two ranks that a test compares, by its parameters."""
+    """Returns the runs of two ranks that a test compares, by its parameters."""
     name = parameters.get("name", "")
     if "how" in parameters:
         return [name, f"{name} {parameters['how']}"]
@@ -74,18 +74,20 @@ def four() -> Iterator[Path]:
         yield folder
 
 
-def different(one: dict[str, Any], other: dict[str, Any], kinds: tuple[str, ...] = ("weights ", "slots ")) -> list[str]:
-    """Names of arrays that are not the same bits."""
-    names = [name for name in one if name.startswith(kinds) and "before" not in name]
+def different(
+    arrays: dict[str, Any], other_arrays: dict[str, Any], kinds: tuple[str, ...] = ("weights ", "slots ")
+) -> list[str]:
+    """Returns the names of arrays whose bits differ."""
+    names = [name for name in arrays if name.startswith(kinds) and "before" not in name]
     assert len(names) >= 8
-    assert names == [name for name in other if name.startswith(kinds) and "before" not in name]
-    return [name for name in names if one[name].tobytes() != other[name].tobytes()]
+    assert names == [name for name in other_arrays if name.startswith(kinds) and "before" not in name]
+    return [name for name in names if arrays[name].tobytes() != other_arrays[name].tobytes()]
 
 
 def operations(result: dict[str, Any], kind: str) -> dict[str, int]:
-    """How often each operation of gradients ran.
+    """Returns how often each operation of gradients ran.
 
-    TensorFlow's collectives send sizes before, and broadcast bits as integers.
+    TensorFlow's collectives also send sizes before, and broadcast bits as integers.
     """
     return {
         name.removesuffix(".int32"): count
@@ -135,14 +137,14 @@ def test_a_step_enqueues_as_many_operations_as_there_are_buckets(two: Results, n
 @NIGHTLY
 @pytest.mark.runs("two halves")
 def test_a_bucket_is_sent_while_gradients_of_the_next_are_computed(two: Results) -> None:
-    """The next one's are held back until it has been sent: on all ranks, or it would not have come back."""
+    """All ranks hold back the next bucket's gradients until this bucket has been sent and reduced."""
     assert [rank["sent at the gate"] for rank in two["two halves"]] == [STEPS, STEPS]
 
 
 @NIGHTLY
 @pytest.mark.runs("two halves", "two halves turned", "sgd")
 def test_buckets_are_sent_in_the_order_of_the_plan(two: Results) -> None:
-    """The plan's second half is ready, the first one's gradients are held back: the second waits for them."""
+    """The plan's second half is ready, and the first half's gradients are held back: the second half must wait."""
     assert [rank["sent at the gate"] for rank in two["two halves turned"]] == [0, 0]
     for name in ("two halves", "two halves turned"):
         assert different(two[name][0], two["sgd"][0]) == []
@@ -163,7 +165,7 @@ def test_a_given_plan_needs_no_profile(two: Results) -> None:
 def test_eager_steps_travel_in_buckets_too(two: Results) -> None:
     for result in two["eager"]:
         assert set(operations(result, "bucket.").values()) == {IN_BUCKETS}
-        # Kernels of their own, so not the same bits as in a graph.
+        # Eager steps use other kernels, so their bits differ from those of a graph.
         for i in range(10):
             np.testing.assert_allclose(result[f"weights {i}"], two["sgd"][0][f"weights {i}"], rtol=1e-5, atol=1e-6)
 
@@ -188,20 +190,20 @@ def test_ranks_with_other_timing_have_one_plan(two: Results, four: Path) -> None
             assert len({json.dumps(rank["plan"]) for rank in ranks}) == 1, name
             assert len({rank["hash"] for rank in ranks}) == 1, name
     (ranks,) = [ranks for name, ranks in load(four, 4).items() if name == "slow on other ranks"]
-    # Rank 0 is slow in front of its second layer: that is where everybody cuts.
+    # Rank 0 is slow in front of its second layer, so all ranks cut there.
     assert ranks[0]["plan"]["buckets"] == [[2, 3, 4, 5, 6, 7, 8, 9], [0, 1]]
 
 
 @NIGHTLY
 def test_four_ranks_differ_in_the_order_of_summation_only(four: Path) -> None:
     results = load(four, 4)
-    first, *others = results["adam buckets"]
-    for other in others:
-        assert different(first, other) == []
+    first, *other_ranks = results["adam buckets"]
+    for other_rank in other_ranks:
+        assert different(first, other_rank) == []
     for i in range(10):
         expected = results["adam"][0][f"weights {i}"]
         assert np.abs(first[f"weights {i}"] - expected).max() <= 1e-6 * np.abs(expected).max()
-    # Measured, on a machine that may be busy with something else: a line fitted through that may have one of them at 0.
+    # The costs are measured, on a machine that may be busy. The fitted line may therefore have a cost of 0.
     assert first["plan"]["latency_s"] >= 0
     assert first["plan"]["seconds_per_byte"] >= 0
     assert first["plan"]["latency_s"] + first["plan"]["seconds_per_byte"] > 0
@@ -231,5 +233,5 @@ def test_erratic_timing_is_profiled_again_up_to_the_bound(four: Path) -> None:
 )
 def test_a_plan_that_does_not_fit_is_refused_on_every_rank(four: Path, name: str, words: list[str]) -> None:
     for rank in range(4):
-        said = json.loads((four / f"errors-{rank}.json").read_text())[name]
-        assert all(word in said for word in words), said
+        message = json.loads((four / f"errors-{rank}.json").read_text())[name]
+        assert all(word in message for word in words), message

@@ -1,4 +1,4 @@
-"""Which rank a test's program is, whatever connects the ranks: the option `--collectives` of pytest."""
+"""Returns which rank a test's program is, for all libraries that connect ranks: pytest's option `--collectives`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tf_sparse_ps.collectives import Collectives, cluster_config
 
 
 def init() -> Collectives:
-    """Meets the other ranks."""
+    """Connects the ranks."""
     ranks = tsps.init()
     assert ranks.kind == os.environ.get(VARIABLE, HOROVOD), ranks.kind
     return ranks
 
 
 def outcomes_of(ways: Iterable[Callable[[], object]]) -> dict[str, str]:
-    """Calls each; what it raised, by its name."""
+    """Calls each function; returns the errors, by the function's name."""
     outcomes = {}
     for way in ways:
         try:
@@ -31,21 +31,21 @@ def outcomes_of(ways: Iterable[Callable[[], object]]) -> dict[str, str]:
 
 
 def rank() -> int:
-    """This process among all."""
+    """Returns the number of this process among all ranks."""
     return tsps.collectives.current().rank
 
 
 def local_rank() -> int:
-    """This process among those of its node."""
+    """Returns the number of this process among those of its node."""
     return tsps.collectives.current().local_rank
 
 
 def size() -> int:
-    """The number of ranks."""
+    """Returns the number of ranks."""
     return tsps.collectives.current().size
 
 
 def number() -> int:
-    """As `rank`, before `init`: TensorFlow must be told of threads before its first operation."""
+    """Returns `rank` before `init`. TensorFlow's threads must be configured before its first operation."""
     config = cluster_config.find()
     return int(os.environ["HOROVOD_RANK"]) if config is None else config.rank

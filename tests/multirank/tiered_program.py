@@ -1,4 +1,4 @@
-"""One rank of the test that a table which is mostly on disk is trained as one in memory.
+"""One rank of the test that a table which is mostly on disk is trained like a table in memory.
 
 Arguments: rows of a batch; the folder for results.
 """
@@ -17,12 +17,12 @@ import tf_sparse_ps as tsps
 
 keras = tf.keras
 IDS, DIM, WIDTH, STEPS = 4000, 4, 5, 30
-MEMORY = 12_850_000  # 12 MiB are buffers: room for some 1,400 rows
+MEMORY = 12_850_000  # 12 MiB of buffers, and space for some 1,400 rows
 KINDS = {"Adagrad": lambda: keras.optimizers.Adagrad(0.1), "Adam": lambda: keras.optimizers.Adam(0.01)}
 
 
 def content(layer: Any) -> list[Any]:
-    """Keys, rows and slots in the order of the keys."""
+    """Returns keys, rows and slots in the order of the keys."""
     reader = layer.bindings[0].reader()
     keys = np.sort(reader.keys())
     _, rows, slots = reader.entries(keys)
@@ -30,12 +30,12 @@ def content(layer: Any) -> list[Any]:
 
 
 def equal(a: list[Any], b: list[Any]) -> bool:
-    """Whether two of these are."""
+    """Whether two contents are equal."""
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def train(kind: str, path: Path) -> None:
-    """Two tables that begin alike and get the same gradients, of which one is on disk."""
+    """Trains two tables that begin with the same rows and get the same gradients. One of them is on disk."""
     ranks = tsps.collectives.current()
     random = np.random.default_rng(ranks.rank)
     storage = tsps.Tiered(path / "disk", memory=MEMORY)
@@ -53,12 +53,11 @@ def train(kind: str, path: Path) -> None:
     stats = tiered.bindings[0].reader().stats()
     assert stats["rows_on_disk"] > stats["row_capacity"] / 2, stats
     assert equal(content(memory), content(tiered)), kind
-    digests = ranks.allgather_object([one.tobytes() for one in content(tiered)], f"test.{kind}")
-    assert all(one == digests[0] for one in digests), kind
+    digests = ranks.allgather_object([array.tobytes() for array in content(tiered)], f"test.{kind}")
+    assert all(digest == digests[0] for digest in digests), kind
 
 
 def main() -> None:
-    """See above."""
     this_rank.init()
     path = Path(sys.argv[2])
     for kind in KINDS:

@@ -1,11 +1,12 @@
 """One rank of the job that is killed while nodes with sharded tables make a step together (`tests/crash/nodes.py`).
 
-It says which step its node is at and what its tables hold, and then trains. What a step's gradients are depends on
-nothing but the rank and the step, so that a step has one outcome, whatever came before.
+The program prints its node's step and the contents of its tables, and then trains. A step's gradients depend only on
+the rank and the step, so every step has one outcome, whatever happened before.
 
 Arguments: "memory" or "tiered"; the rank that is killed, -1: none; the fault point and its passage that kill it
-(TFSPS_FAULT_KILL), or seconds of training after which it kills itself; steps to make; "each" to say what the tables
-hold after every step; a folder for rows on disk, the same for all runs of a job; the folder for results.
+(TFSPS_FAULT_KILL), or the seconds of training after which it kills itself; the number of steps; "each" to print the
+contents of the tables after every step; a folder for rows on disk, the same for all runs of a job; the folder for
+results.
 """
 
 from __future__ import annotations
@@ -26,24 +27,23 @@ from tf_sparse_ps import job
 from tf_sparse_ps.config.placement import Sharded
 
 DIM, IDS, ROWS = 4, 3000, 300
-MEMORY = 12_800_000  # of a tiered table: 12 MiB are buffers, and there is room for some of the rows
+MEMORY = 12_800_000  # bytes of a tiered table: 12 MiB of buffers, and space for some of the rows
 
 
 def digest(layers: list[tsps.Embedding]) -> str:
-    """Of keys, rows and slots of this node."""
-    found = hashlib.sha256()
+    """Returns a digest of keys, rows and slots of this node."""
+    hasher = hashlib.sha256()
     for layer in layers:
         reader = layer.bindings[0].reader()
         keys = np.sort(reader.keys())
         _, rows, slots = reader.entries(keys)
         for array in (keys, rows, *slots):
-            found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
+            hasher.update(np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()[:16]
 
 
 def main() -> None:
-    """See above."""
-    storage, victim, how, steps, each, folder, _ = sys.argv[1:]
+    storage, victim, how, steps, report_steps, folder, _ = sys.argv[1:]
     number = this_rank.number()
     killed = number == int(victim)
     if killed and ":" in how:
@@ -62,7 +62,7 @@ def main() -> None:
     )
     def step(ids: tf.Tensor, factors: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            # Not the weight: it is lost with the process, and rows must not depend on it.
+            # This does not use the rank's weight, which is lost with the process: rows must not depend on it.
             loss = sum(tf.reduce_sum(layer(ids) * factors) for layer in layers) + tf.reduce_sum(weight) * 0.1
         variables = [weight, *(layer.trainable_variables[0] for layer in layers)]
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
@@ -82,7 +82,7 @@ def main() -> None:
         ids = (random.zipf(1.3, ROWS) * 7919) % IDS
         factors = random.normal(size=(ROWS, DIM)).astype(np.float32)
         step(tf.constant(ids, tf.int64), tf.constant(factors), tf.constant(number_of_step, tf.int64))
-        if leader and each == "each":
+        if leader and report_steps == "each":
             print(f"node {job.current().node} has step {number_of_step}: {digest(layers)}", flush=True)
         print(f"made {number_of_step}", flush=True)
     ranks.barrier("test.end")

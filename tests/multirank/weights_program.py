@@ -1,7 +1,7 @@
-"""One rank of the tests of weights: empty batches, batches of other sizes, fewer batches, a table never touched.
+"""One rank of the tests of weights: empty batches, batches of other sizes, fewer batches, an untouched table.
 
-Arguments: which runs ("two-nodes", "one-node", "pair": two ranks), the folder for results. What every rank has at every
-step is in weighted_batches.py.
+Arguments: the runs ("two-nodes", "one-node", "pair": two ranks), the folder for results. weighted_batches.py has the
+batches of every rank at every step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ keras = tf.keras
 
 
 def train(kind: str, reduction: str, *, topology: str = "hierarchical", tape: bool = False) -> dict[str, Any]:
-    """Trains as `weighted_batches` says; returns first and last values."""
+    """Trains with the batches of `weighted_batches`; returns first and last values."""
     print(f"rank {this_rank.rank()}: {kind} {reduction} {topology} {tape}", flush=True)
     tables = layers()
     first = [numbers(layer, batches.all_keys(t)) for t, layer in enumerate(tables)]
@@ -47,7 +47,7 @@ def train(kind: str, reduction: str, *, topology: str = "hierarchical", tape: bo
             for t, layer in enumerate(tables):
                 if t != weighted.TABLE_ONE_RANK_LACKS or touched:
                     loss += 0.5 * tf.reduce_sum((layer(ids[t]) - targets[t]) ** 2)
-            loss *= samples / samples  # an empty batch's mean is NaN, and so are all gradients
+            loss *= samples / samples  # the mean of an empty batch is NaN, and so are all its gradients
         optimizer.apply_gradients(zip(recorded.gradient(loss, variables), variables, strict=True))
 
     signature = (
@@ -59,11 +59,14 @@ def train(kind: str, reduction: str, *, topology: str = "hierarchical", tape: bo
     touched = this_rank.rank() != weighted.RANK_WITHOUT_IT
     run = tf.function(functools.partial(step, touched), input_signature=signature)
     for number in range(weighted.STEPS):
-        one, samples = batches.batch(number, this_rank.rank()), float(weighted.samples(number, this_rank.rank()))
+        rank_batch, samples = batches.batch(number, this_rank.rank()), float(weighted.samples(number, this_rank.rank()))
         optimizer.rank_weight.assign(samples)
         run(
             tf.constant(samples),
-            *([tf.constant(a) for a in part] for part in (one.ids, one.targets, one.dense_targets)),
+            *(
+                [tf.constant(a) for a in part]
+                for part in (rank_batch.ids, rank_batch.targets, rank_batch.dense_targets)
+            ),
         )
     results: dict[str, Any] = {"big": big.numpy()}
     for t, layer in enumerate(tables):
@@ -74,7 +77,7 @@ def train(kind: str, reduction: str, *, topology: str = "hierarchical", tape: bo
 
 
 def fit(steps_per_execution: int) -> dict[str, Any]:
-    """`fit` of ranks with 5, 2, 3 and 1 batches, of other sizes."""
+    """Runs `fit` on ranks with 5, 2, 3 and 1 batches of different sizes."""
     ids = keras.layers.Input((weighted.FIELDS,), dtype="int64")
     table = tsps.Embedding(None, weighted.DIM)
     head = keras.layers.Dense(1)
@@ -99,42 +102,42 @@ def fit(steps_per_execution: int) -> dict[str, Any]:
 
 
 def plain_means() -> dict[str, Any]:
-    """Means with all weights 1, and the plain ones that the collectives and the sparse ring make."""
+    """Returns means with all weights 1, and the plain means of the collectives and of the sparse ring."""
     world, random = tsps.collectives.current(), np.random.default_rng(this_rank.rank())
     dense = [tf.constant(random.normal(size=shape), tf.float32) for shape in ((3, 5), (1,), (200, 100), (7,))]
     dense += [tf.constant(random.normal(size=9), dtype) for dtype in (tf.float64, tf.float16)]
     keys = tf.constant(random.permutation(20)[:12])
     sparse = sparse_gradient.SparseGradient(keys, tf.constant(random.normal(size=(12, 4)), tf.float32))
-    one = rank_weight.allowed(1.0)
-    ours, _ = dense_mean.average(dense, world, "t.ours", one)
+    weight = rank_weight.allowed(1.0)
+    ours, _ = dense_mean.average(dense, world, "t.ours", weight)
     plain = world.allreduce(dense, "t.plain")
-    (rows,), _ = rank_weight.average_sparse([sparse], world, "t.ours.sparse", one)
-    own = sparse_gradient.of_one_rank([sparse])
+    (rows,), _ = rank_weight.average_sparse([sparse], world, "t.ours.sparse", weight)
+    own_gradient = sparse_gradient.of_one_rank([sparse])
     (mean,) = sparse_reducer.reduce_over(
-        world, own, "t.plain.sparse", reduction="average", wire="float32", world_size=world.size
+        world, own_gradient, "t.plain.sparse", reduction="average", wire="float32", world_size=world.size
     )
     pairs = [*zip(ours, plain, strict=True), (rows.keys, mean.keys), (rows.rows, mean.rows)]
     return {f"{side}{i}": pair[k].numpy() for i, pair in enumerate(pairs) for k, side in enumerate(("ours", "plain"))}
 
 
 def errors() -> dict[str, str]:
-    """What every rank says when one rank does something that cannot work."""
-    said: dict[str, str] = {}
+    """Returns the errors of every rank when one rank does something that cannot work."""
+    messages: dict[str, str] = {}
 
     def attempt(name: str, action: Any) -> None:
         try:
             action()
-            said[name] = "no error"
+            messages[name] = "no error"
         except Exception as error:
-            said[name] = f"{type(error).__name__}: {error}"
+            messages[name] = f"{type(error).__name__}: {error}"
 
-    def other(usual: Any, on_rank_1: Any) -> Any:
+    def per_rank(usual: Any, on_rank_1: Any) -> Any:
         return on_rank_1 if this_rank.rank() == 1 else usual
 
     def wrong_weight(weight: float, graph: bool, big: bool) -> None:
         variable = tf.Variable(tf.ones([4, 2]))
         optimizer = tsps.DistributedOptimizer("sgd")
-        optimizer.rank_weight.assign(other(1.0, weight))
+        optimizer.rank_weight.assign(per_rank(1.0, weight))
 
         def step() -> None:
             gradient: Any = tf.ones([4, 2])
@@ -147,7 +150,7 @@ def errors() -> dict[str, str]:
             (tf.function(step) if graph else step)()
         finally:
             gradients._DENSIFY_UP_TO = limit
-            said[f"weights after {weight}"] = str(variable.numpy().tolist())
+            messages[f"weights after {weight}"] = str(variable.numpy().tolist())
 
     for weight in (-1.0, float("nan"), float("inf")):
         for graph in (True, False):
@@ -156,34 +159,34 @@ def errors() -> dict[str, str]:
 
     data = tf.data.Dataset.from_tensor_slices((tf.zeros([6, 3]), tf.zeros([6, 1]))).batch(2)
     equal = tsps.callbacks.EqualSteps
-    attempt("unknown", lambda: equal(other(data, data.filter(lambda *_: True))))
-    attempt("infinite", lambda: equal(other(data, data.repeat())))
-    attempt("none", lambda: equal(other(data, data.take(0))))
-    attempt("array", lambda: equal(other(data, np.zeros(3))))
+    attempt("unknown", lambda: equal(per_rank(data, data.filter(lambda *_: True))))
+    attempt("infinite", lambda: equal(per_rank(data, data.repeat())))
+    attempt("none", lambda: equal(per_rank(data, data.take(0))))
+    attempt("array", lambda: equal(per_rank(data, np.zeros(3))))
 
     def fitted(optimizer: Any, dataset: Any, **options: Any) -> None:
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
         model.compile(optimizer, "mse")
-        callback = equal(other(data, data.take(1)))
+        callback = equal(per_rank(data, data.take(1)))
         model.fit(callback.dataset if dataset is None else dataset, verbose=0, callbacks=[callback], **options)
 
-    attempt("not its dataset", lambda: fitted(tsps.DistributedOptimizer("sgd"), other(None, data.take(1))))
+    attempt("not its dataset", lambda: fitted(tsps.DistributedOptimizer("sgd"), per_rank(None, data.take(1))))
     attempt("steps_per_epoch", lambda: fitted(tsps.DistributedOptimizer("sgd"), None, steps_per_epoch=2))
     attempt("not our optimizer", lambda: fitted("sgd", None))
-    return said
+    return messages
 
 
 def main() -> None:
-    """Runs everything that the tests look at."""
+    """Makes all runs that the tests look at."""
     this_rank.init()
     gradients._DENSIFY_UP_TO = 1 << 20
     which, folder = sys.argv[1], Path(sys.argv[2])
-    found: dict[str, dict[str, Any]]
+    results: dict[str, dict[str, Any]]
     if which == "pair":
-        found = {"means": plain_means()}
+        results = {"means": plain_means()}
     else:
-        gradients._DENSIFY_UP_TO = 100  # of the dense weights only `big` has a sparse gradient
-        found = {
+        gradients._DENSIFY_UP_TO = 100  # now `big` alone of the dense weights has a sparse gradient
+        results = {
             "sgd-frequency": train("sgd", "frequency"),
             "adagrad-average": train("adagrad", "average"),
             "sgd-sum-tape": train("sgd", "sum", tape=True),
@@ -191,11 +194,11 @@ def main() -> None:
             "fit-3": fit(3),
         }
         if which == "two-nodes":
-            found["adagrad-frequency-flat"] = train("adagrad", "frequency", topology="flat")
-            found["adam-frequency"] = train("adam", "frequency")
+            results["adagrad-frequency-flat"] = train("adagrad", "frequency", topology="flat")
+            results["adam-frequency"] = train("adam", "frequency")
             gradients._DENSIFY_UP_TO = 1 << 20
             (folder / f"errors-{this_rank.rank()}.json").write_text(json.dumps(errors()))
-    for name, arrays in found.items():
+    for name, arrays in results.items():
         np.savez(folder / f"{name}-{this_rank.rank()}.npz", **arrays)
 
 

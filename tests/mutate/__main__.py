@@ -1,9 +1,9 @@
-"""python -m tests.mutate [--mutations 4000]: changes files of closed groups, of groups whose writer was killed, of rows
-on disk, and sparse-parameter files at random, and looks what a reader and the next writer make of them.
+"""python -m tests.mutate [--mutations 4000]: mutates files at random, and runs a reader and the next writer on them.
 
-Each mutation comes to one of: refused (with an error of the store), found (by `Table.verify`), harmless (everything as
-without it), wrong (other content than without it, and nobody says so), unclean (an exception of another kind), crash,
-hang. The last three are failures. Then the control: with the checks off, which takes the build with fault points
+The files are those of closed groups, of groups whose writer was killed, of rows on disk, and sparse-parameter files.
+Each mutation has one of these outcomes: refused (an error of the store), found (by `Table.verify`), harmless (the same
+content as without it), wrong (another content without an error), unclean (an exception of another kind), crash, hang.
+The last three are failures. Then comes the control: with the checks off, which needs the build with fault points
 (`make mutate`), there must be crashes.
 """
 
@@ -17,17 +17,17 @@ import sys
 
 from tests.mutate import harness
 
-_CONTROL = 400  # mutations, of which some get through
+_CONTROL = 400  # mutations, some of which must crash
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__)
     parser.add_argument("--mutations", type=int, default=4000, help="how many (default: 4000)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first one: one alone is tried again by it")
+    parser.add_argument("--first", type=int, default=0, help="number of the first mutation, to repeat a single one")
     parser.add_argument("--seed", type=int, default=1, help="of the mutations (default: 1)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
-    parser.add_argument("--tiered", action="store_true", help="all of them in files of rows on disk")
-    parser.add_argument("--verbose", action="store_true", help="every mutation and what came of it")
+    parser.add_argument("--tiered", action="store_true", help="only mutate files of rows on disk")
+    parser.add_argument("--verbose", action="store_true", help="print every mutation and its outcome")
     parser.add_argument("--control", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""The groups that are mutated, and what a reader and the next writer do with one: a function of its files alone."""
+"""The groups that are mutated, and what a reader and the next writer do with a group. Only its files decide this."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from tf_sparse_ps.table import Table
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-# A long index, slots, returned rows; a bounded table of one segment; one without an optimizer.
+# A table with a long index, slots and returned rows; a bounded table of one segment; one without an optimizer.
 CONFIGS = {
     "wide": TableConfig("wide", 8, seed=1, optimizer=optimizers.Adagrad(learning_rate=0.5)),
     "small": TableConfig("small", 3, seed=1, key_limit=500, max_rows=400, optimizer=optimizers.Adam(learning_rate=0.5)),
     "bare": TableConfig("bare", 5, seed=1, initializer="zeros"),
 }
-# Of the table that a sparse-parameter file is written from, and loaded into.
+# The table that a sparse-parameter file is written from, and loaded into.
 _FILE_CONFIG = dataclasses.replace(
     CONFIGS["wide"], metadata=(MetadataPlane("count"), MetadataPlane("last_used", "int64"))
 )
 DIMS = {name: config.dim for name, config in CONFIGS.items()}
-WIDE, ERASED, SMALL, BARE = 9000, 700, 200, 50  # keys
+WIDE, ERASED, SMALL, BARE = 9000, 700, 200, 50  # numbers of keys
 STATES = ("closed", "killed in a step", "killed in an erase", "killed in a split")
 
 
 def spread(first: int, n: int) -> Ints:
-    """Keys `first`, `first` + 1, ... spread over all of int64."""
+    """Returns keys `first`, `first` + 1, ... spread over all of int64."""
     numbers = np.arange(first, first + n, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return numbers.view(np.int64)
 
 
 def rows_of(keys: Ints, dim: int, salt: int) -> Floats:
-    """Values that tell keys, elements and occasions apart."""
+    """Returns values that differ between keys, elements and salts."""
     mixed = (keys[:, None] % 1009) * 31 + np.arange(dim) * 7 + salt
     return (mixed % 2003 / 2003 - 0.5).astype(np.float32)
 
 
 @contextlib.contextmanager
 def opened(group: Path, mode: str) -> Iterator[dict[str, Table]]:
-    """The group's tables by name; closed afterwards, whatever happens."""
+    """Opens the group's tables, by name, and closes them afterwards."""
     tables: dict[str, Table] = {}
     try:
         for name, config in CONFIGS.items():
@@ -71,12 +71,12 @@ def opened(group: Path, mode: str) -> Iterator[dict[str, Table]]:
 
 
 def step(tables: dict[str, Table], keys: dict[str, Ints], salt: int) -> None:
-    """A step whose gradients are a function of keys and `salt`."""
+    """Makes a step whose gradients follow from keys and `salt`."""
     store.step({tables[name]: (some, rows_of(some, DIMS[name], salt)) for name, some in keys.items()})
 
 
 def make_group(group: Path, state: str) -> None:
-    """Makes the group as its writer leaves it; or would have, killed just before it published its last mutation."""
+    """Makes the group as its writer leaves it, or as a writer that was killed just before publishing a mutation."""
     tables = {name: Table.create(group / name, config) for name, config in CONFIGS.items()}
     wide = spread(0, WIDE + ERASED)
     for start in range(0, len(wide), 1000):
@@ -100,7 +100,7 @@ def make_group(group: Path, state: str) -> None:
 
 
 def _fail_after_a_split(wide: Table) -> None:
-    """Splits are mutations of their own, before the one that needs them, which then finds no room for more of them."""
+    """Makes a split, which is a separate mutation, and then a mutation that finds no space for further splits."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = os.path.getsize(os.path.join(wide.path, "segments"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + layout.SEGMENT, limits[1]))
@@ -112,7 +112,7 @@ def _fail_after_a_split(wide: Table) -> None:
 
 
 def _unpublish(group: Path) -> list[int]:
-    """Takes back the last store of the last mutation: its undo log and the commit record before are still there.
+    """Takes back the last store of the last mutation. Its undo log and the previous commit record still exist.
 
     Returns:
       The kinds of the undo log's records.
@@ -134,12 +134,12 @@ def _unpublish(group: Path) -> list[int]:
 
 @dataclasses.dataclass
 class Seen:
-    """What a phase came to.
+    """The result of a phase.
 
     Attributes:
-      error: An exception of the store, in words; "" without one.
-      problems: What `Table.verify` reported.
-      content: What was read, in an order that is always the same.
+      error: The text of an exception of the store; "": none.
+      problems: The problems that `Table.verify` reported.
+      content: Everything that was read, always in the same order.
     """
 
     error: str = ""
@@ -154,7 +154,7 @@ class Seen:
 
 
 def read(group: Path) -> Seen:
-    """What a reader sees: reports, all keys with rows and slots, lookups of some that are there and of others."""
+    """Reads as a reader does: reports, all keys with rows and slots, lookups of present and absent keys."""
     seen = Seen()
     try:
         with opened(group, "r") as tables:
@@ -168,25 +168,26 @@ def read(group: Path) -> Seen:
 
 
 def look(tables: dict[str, Table], seen: Seen) -> None:
-    """Reports of all tables, and all that they hold."""
+    """Reads reports of all tables, and their contents."""
     for table in tables.values():
         seen.problems += table.verify().problems
         keys = np.sort(table.keys())
-        found, rows, slots = table.entries(keys)
+        present, rows, slots = table.entries(keys)
         seen.content += table.metadata(keys).values()
         stats = table.stats()
-        seen.content += [keys, found, rows, *slots, stats["rows"], stats["step"], str(stats["optimizer"])]
+        seen.content += [keys, present, rows, *slots, stats["rows"], stats["step"], str(stats["optimizer"])]
 
 
 def write(group: Path) -> Seen:
-    """What the next writer makes of the group: it trains keys that are there and new ones, the index grows, rows are
-    erased and assigned, an optimizer is replaced. Ends with a reader's look at all of it."""
+    """Writes as the next writer does: trains present and new keys, grows the index, erases and assigns rows, and
+    replaces an optimizer. Then reads everything as a reader does.
+    """
     seen = Seen()
     try:
         with opened(group, "r+") as tables:
             old = spread(ERASED + 100, 400)
             step(tables, {"wide": old, "small": np.arange(60, 160)}, 7)
-            for start in range(0, 4000, 2000):  # more than the returned rows, and splits
+            for start in range(0, 4000, 2000):  # uses more than the returned rows, and splits
                 step(tables, {"wide": spread(20_000 + start, 2000)}, 8)
             step(tables, {"small": np.arange(SMALL + 50, SMALL + 100), "wide": old}, 9)
             bare = spread(BARE - 20, 60)
@@ -203,7 +204,7 @@ def write(group: Path) -> Seen:
 
 
 def make_file(path: Path) -> None:
-    """A sparse-parameter file of three blocks, with slots and metadata."""
+    """Writes a sparse-parameter file of three blocks, with slots and metadata."""
     folder = path.with_suffix(".group")
     table = Table.create(folder / "wide", _FILE_CONFIG)
     keys = spread(0, WIDE)
@@ -216,7 +217,7 @@ def make_file(path: Path) -> None:
 
 
 def load(path: Path) -> Seen:
-    """What a new table holds that the file was loaded into."""
+    """Returns the contents of a new table into which the file was loaded."""
     seen = Seen()
     folder = path.with_suffix(".group")
     try:

@@ -1,4 +1,4 @@
-"""Mutates files, lets processes work with them, and sorts what comes of it."""
+"""Mutates files, runs processes on them, and classifies the outcomes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tqdm import tqdm
 
 from tests.mutate.mutations import Mutation
 
-_BATCH = 200  # mutations of one process, if it survives them
+_BATCH = 200  # mutations per process, if it survives them
 _HANG_S = 90  # a read that never succeeds is an error after 30 s
-# From worst to best. A mutation counts as the worst that a phase came to.
+# From worst to best. The class of a mutation is the worst of its phases.
 CLASSES = ("crash", "hang", "unclean", "wrong", "found", "refused", "harmless")
 FAILURES = CLASSES[:3]
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a mutation: of the `CLASSES` one, and why, in words."""
+    """The outcome of a mutation: one of the `CLASSES`, and the reason in words."""
 
     mutation: Mutation
     verdict: str
@@ -35,13 +35,13 @@ class Outcome:
 
 
 def run(numbers: Iterable[int], seed: int, jobs: int, *, only_tiered: bool = False) -> list[Outcome]:
-    """Tries these mutations.
+    """Tries mutations.
 
     Args:
-      numbers: Of the mutations.
-      seed: Of all of them.
-      jobs: Processes at a time.
-      only_tiered: All of them in files of rows on disk.
+      numbers: The numbers of the mutations.
+      seed: The seed of all mutations.
+      jobs: The number of processes at a time.
+      only_tiered: Whether to mutate only files of rows on disk.
     """
     todo = list(numbers)
     batches = [todo[start : start + _BATCH] for start in range(0, len(todo), _BATCH)]
@@ -55,8 +55,8 @@ def run(numbers: Iterable[int], seed: int, jobs: int, *, only_tiered: bool = Fal
         def try_batch(batch: list[int]) -> list[Outcome]:
             return _try_all(folder, seed, batch, ["--tiered"] if only_tiered else [], bar.update)
 
-        for found in pool.map(try_batch, batches):
-            outcomes += found
+        for outcomes_of_batch in pool.map(try_batch, batches):
+            outcomes += outcomes_of_batch
     return sorted(outcomes, key=lambda outcome: outcome.mutation.number)
 
 
@@ -65,12 +65,12 @@ def _try_all(
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     while len(outcomes) < len(numbers):
-        left = numbers[len(outcomes) :]
+        remaining = numbers[len(outcomes) :]
         with (
             tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch,
             tempfile.TemporaryFile("w+") as errors,
         ):
-            command = [sys.executable, "-m", "tests.mutate.processes", *options, scratch, seed, *left]
+            command = [sys.executable, "-m", "tests.mutate.processes", *options, scratch, seed, *remaining]
             with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=errors) as process:
                 before = len(outcomes)
                 fate = _follow(process, outcomes, done)
@@ -88,7 +88,7 @@ def _try_all(
 def _follow(
     process: subprocess.Popen[bytes], outcomes: list[Outcome], done: Callable[[int], object]
 ) -> tuple[Mutation | None, str, str] | None:
-    """Reads what the process says until it ends. Returns what it was at when it crashed or hung."""
+    """Reads the process's reports until it ends. Returns the mutation, class and reason if it crashed or hung."""
     assert process.stdout is not None
     at: Mutation | None = None
     buffer = b""
@@ -96,20 +96,20 @@ def _follow(
         if not select.select([process.stdout], [], [], _HANG_S)[0]:
             process.kill()
             process.wait()
-            return at, "hang", f"nothing came of it for {_HANG_S} s"
+            return at, "hang", f"no report for {_HANG_S} s"
         piece = os.read(process.stdout.fileno(), 1 << 16)
         if not piece:
             break
         *lines, buffer = (buffer + piece).split(b"\n")
         for line in lines:
-            said = json.loads(line)
-            if "begun" in said:
-                said.pop("begun")
-                at = Mutation(**said)
+            report = json.loads(line)
+            if "begun" in report:
+                report.pop("begun")
+                at = Mutation(**report)
                 continue
             assert at is not None
-            worst = min(range(len(said["verdicts"])), key=lambda i: CLASSES.index(said["verdicts"][i]))
-            outcomes.append(Outcome(at, said["verdicts"][worst], said["words"][worst]))
+            worst = min(range(len(report["verdicts"])), key=lambda i: CLASSES.index(report["verdicts"][i]))
+            outcomes.append(Outcome(at, report["verdicts"][worst], report["words"][worst]))
             done(1)
             at = None
     code = process.wait()
@@ -119,17 +119,17 @@ def _follow(
 
 
 def place_of(outcome: Outcome) -> str:
-    """File and field."""
+    """Returns the file and the field of a mutation."""
     return f"{outcome.mutation.file.rpartition('/')[2]}: {outcome.mutation.field}"
 
 
 def table_of(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> str:
-    """How many of each class, by `key`."""
+    """Returns a table with the number of outcomes of each class, by `key`."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for outcome in outcomes:
         counts[key(outcome)][outcome.verdict] += 1
     width = max((len(name) for name in counts), default=0)
     lines = [" " * width + "".join(f"{name:>10}" for name in CLASSES)]
     for name in sorted(counts):
-        lines.append(f"{name:<{width}}" + "".join(f"{counts[name][one] or '-':>10}" for one in CLASSES))
+        lines.append(f"{name:<{width}}" + "".join(f"{counts[name][class_name] or '-':>10}" for class_name in CLASSES))
     return "\n".join(lines)

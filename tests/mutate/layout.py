@@ -1,4 +1,4 @@
-"""What lies where in the files of a group (docs/format.md): names for reports."""
+"""The layout of the files of a group (docs/format.md), with names for reports."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ UNUSED = record_layout.UNUSED
 
 @dataclasses.dataclass(frozen=True)
 class TableState:
-    """What the committed record says of a table."""
+    """The committed record of a table."""
 
     rows: int
     free: frozenset[int]  # row numbers on the stack
     segments: int
     depth: int
     erased: int
-    row_bytes: dict[str, int]  # of each plane, by its file's name
+    row_bytes: dict[str, int]  # by the name of each plane's file
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupState:
-    """What the committed record of a group says."""
+    """The committed record of a group."""
 
     epoch: int
     tables: dict[str, TableState]
@@ -108,12 +108,12 @@ def _text(padded: bytes) -> str:
 
 
 def _planes(data: bytes) -> dict[str, int]:
-    found = {}
+    widths = {}
     for p in range(struct.unpack_from("<I", data, 24)[0]):
         at = PLANES_AT + PLANE * p
         _, _, row_bytes, generation = struct.unpack_from("<IIII", data, at + 32)
-        found[f"plane.{_text(data[at : at + 32])}.{generation}"] = row_bytes
-    return found
+        widths[f"plane.{_text(data[at : at + 32])}.{generation}"] = row_bytes
+    return widths
 
 
 def _named(parts: tuple[tuple[int, int, str], ...], offset: int) -> str:
@@ -121,12 +121,12 @@ def _named(parts: tuple[tuple[int, int, str], ...], offset: int) -> str:
 
 
 def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
-    """The name of the field at `offset` of a file of the group; "unused" where nothing is looked at.
+    """Returns the name of the field at `offset` of a file of the group; "unused" where nothing is read.
 
     Args:
-      state: Of the group.
-      file: Relative to the group.
-      offset: In the file.
+      state: The state of the group.
+      file: The file's path, relative to the group.
+      offset: The offset in the file.
       data: The file's bytes.
     """
     folder, _, name = file.rpartition("/")
@@ -153,9 +153,9 @@ def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
         number = offset // SEGMENT
         entry = number * SEGMENT + ENTRIES_AT + (at - ENTRIES_AT) // ENTRY * ENTRY
         row = struct.unpack_from("<I", data, entry + 8)[0]
-        what = "entry" if row not in (0, 0xFFFFFFFF) else "tombstone" if row else "empty entry"
+        kind = "entry" if row not in (0, 0xFFFFFFFF) else "tombstone" if row else "empty entry"
         part = _named(((0, 8, "key"), (8, 12, "row")), offset - entry)
-        return f"{part} of {'a' if what == 'tombstone' else 'an'} {what}" if part != UNUSED else UNUSED
+        return f"{part} of {'a' if kind == 'tombstone' else 'an'} {kind}" if part != UNUSED else UNUSED
     if name == "free":
         return "row number" if offset < 4 * len(table.free) else UNUSED
     if name == "erased":
@@ -168,7 +168,7 @@ def field_of(state: GroupState, file: str, offset: int, data: bytes) -> str:
 
 
 def used_bytes(state: GroupState, file: str, data: bytes) -> int:
-    """How much of a file of the group is in use, in whole pages."""
+    """Returns the number of bytes of a group's file that are in use, in whole pages."""
     folder, _, name = file.rpartition("/")
     if record_layout.is_one(file):
         return record_layout.used_bytes(data)

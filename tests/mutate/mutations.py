@@ -1,4 +1,4 @@
-"""One mutation of one file: which, where and what is a function of seed and number."""
+"""One mutation of one file. Seed and number determine the file, the place and the change."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.mutate import layout, record_layout, tiered
 from tests.mutate.content import STATES
 
 FILE = "parameter file"
-_FILE_HEADER = 128 + 64 * 4  # with the list of planes: a row, a slot, two of metadata
+_FILE_HEADER = 128 + 64 * 4  # with the list of planes: a row, a slot, two planes of metadata
 _SPECIAL = (0, 1, 2, 3, 26, 27, 31, 32, 255, 4092, 65_536, 2**31 - 1, 2**31, 2**32 - 17, 2**32 - 2, 2**32 - 1)
 _SPECIAL_64 = (*_SPECIAL, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-# Files whose numbers lead somewhere are mutated more often than those that hold values.
+# Files that contain numbers of other places are mutated more often than files that contain values.
 _WEIGHTS = {"group": 6, "directory": 4, "segments": 6, "free": 4, "undo": 1, "config": 1, "writer.lock": 1}
 _WHAT = {
     "a bit": 30,
@@ -34,14 +34,14 @@ _WHAT = {
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """What was done.
+    """A mutation.
 
     Attributes:
-      number: Of the mutation.
-      state: Of the group, one of `STATES`, or of `tiered.STATES`; or FILE.
-      file: Relative to the group.
-      field: Where, in words.
-      what: In words.
+      number: The number of the mutation.
+      state: The state of the group, one of `STATES` or of `tiered.STATES`; or FILE.
+      file: The file's path, relative to the group.
+      field: A description of the place.
+      what: A description of the change.
     """
 
     number: int
@@ -55,8 +55,9 @@ class Mutation:
 
 
 def state_of(seed: int, number: int, only_tiered: bool) -> str:
-    """Of what the mutation is: of ten, four of a closed group, two of a killed writer's, three of one with rows on
-    disk, one of a parameter file."""
+    """Returns the state that a mutation needs. Of ten, four are of a closed group, two of a killed writer's, three of
+    a group with rows on disk, and one of a parameter file.
+    """
     draw = random.Random(f"{seed} {number} state").random()
     if only_tiered or draw < 0.3:
         return tiered.STATES[int(draw * 1000) % 2]
@@ -67,30 +68,30 @@ def mutate(path: Path, seed: int, number: int, state: str) -> Mutation:
     """Changes the group in the folder `path`, or the parameter file `path`.
 
     Args:
-      path: A copy, as it was made.
-      seed, number: What and where.
-      state: What `path` is.
+      path: A fresh copy.
+      seed, number: The seed and the number of the mutation.
+      state: The state of `path`.
     """
     rng = random.Random(f"{seed} {number}")
     if state == FILE:
         file, target = path.name, path
     else:
-        files = sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())
-        weights = [_weight(one, state) for one in files]
+        files = sorted(str(file_path.relative_to(path)) for file_path in path.rglob("*") if file_path.is_file())
+        weights = [_weight(name, state) for name in files]
         file = rng.choices(files, weights)[0]
         target = path / file
     data = target.read_bytes()
     group = None if state == FILE else layout.GroupState.of(path)
-    # What is reserved ahead differs from run to run, and nobody looks at it.
+    # The space that is reserved ahead differs from run to run, and nothing reads it.
     span = len(data) if group is None else min(len(data), layout.used_bytes(group, file, data))
     while True:
-        what = rng.choices(list(_WHAT), list(_WHAT.values()))[0]
-        if not data and what not in ("longer", "gone"):
+        change = rng.choices(list(_WHAT), list(_WHAT.values()))[0]
+        if not data and change not in ("longer", "gone"):
             continue
-        if what in ("shorter", "longer", "gone"):
-            return Mutation(number, state, file, "the whole file", _resize(rng, target, span, what))
+        if change in ("shorter", "longer", "gone"):
+            return Mutation(number, state, file, "the whole file", _resize(rng, target, span, change))
         offset, field = _place(rng, group, file, data, span)
-        changed, words = _change(rng, data[:span], offset, what)
+        changed, words = _change(rng, data[:span], offset, change)
         changed += data[span:]
         if changed != data:
             target.write_bytes(changed)
@@ -99,7 +100,7 @@ def mutate(path: Path, seed: int, number: int, state: str) -> Mutation:
 
 def _weight(file: str, state: str) -> int:
     name = os.path.basename(file)
-    if state in tiered.STATES:  # those of rows in memory are mutated in other states
+    if state in tiered.STATES:  # other states mutate the files of rows in memory
         return (4 if name.startswith("records.") else 1) if record_layout.is_one(file) else 0
     if name == "undo" and state != "closed":
         return 12
@@ -107,7 +108,7 @@ def _weight(file: str, state: str) -> int:
 
 
 def _place(rng: random.Random, group: layout.GroupState | None, file: str, data: bytes, span: int) -> tuple[int, str]:
-    """A byte of the first `span`, mostly one that means something, and the name of its field."""
+    """Returns a byte of the first `span` and the name of its field, mostly of a field that is used."""
     if group is None:
         offset = rng.randrange(_FILE_HEADER) if rng.random() < 0.5 else rng.randrange(span)
         return offset, "header" if offset < _FILE_HEADER else "blocks"
@@ -125,7 +126,7 @@ def _place(rng: random.Random, group: layout.GroupState | None, file: str, data:
 
 
 def _beginnings(file: str, data: bytes, group: layout.GroupState) -> Sequence[int]:
-    """Where the numbers of a file begin, of which `data` are in use."""
+    """Returns the offsets of a file's numbers. `data` are its bytes that are in use."""
     name, span = os.path.basename(file), len(data)
     if record_layout.is_one(file):
         return record_layout.beginnings(file, data)
@@ -143,40 +144,40 @@ def _beginnings(file: str, data: bytes, group: layout.GroupState) -> Sequence[in
     return [0] if name in ("config", "free") or name.startswith("planes.") else range(0, span, 512)
 
 
-def _change(rng: random.Random, data: bytes, offset: int, what: str) -> tuple[bytes, str]:
+def _change(rng: random.Random, data: bytes, offset: int, change: str) -> tuple[bytes, str]:
     changed = bytearray(data)
-    if what == "a bit":
+    if change == "a bit":
         bit = rng.randrange(8)
         changed[offset] ^= 1 << bit
         return bytes(changed), f"bit {bit} flipped"
-    if what == "a byte":
+    if change == "a byte":
         changed[offset] = rng.randrange(256)
         return bytes(changed), f"byte set to {changed[offset]}"
-    if what in ("four bytes", "eight bytes"):
-        size, form = (4, "<I") if what == "four bytes" else (8, "<Q")
+    if change in ("four bytes", "eight bytes"):
+        size, form = (4, "<I") if change == "four bytes" else (8, "<Q")
         at = offset // size * size
         (old,) = struct.unpack_from(form, (data + b"\0" * 8), at)
         specials = _SPECIAL if size == 4 else _SPECIAL_64
         value = rng.choice([*specials, old + 1, old - 1, 2 * old, rng.getrandbits(8 * size)]) % (1 << 8 * size)
         new = struct.pack(form, value)
         changed[at : at + size] = new[: len(data) - at]
-        return bytes(changed), f"{what}, {old}, set to {value}"
-    if what == "two words":
+        return bytes(changed), f"{change}, {old}, set to {value}"
+    if change == "two words":
         other = rng.randrange(len(data)) // 4 * 4
         at = offset // 4 * 4
         first, second = data[at : at + 4], data[other : other + 4]
         if len(first) == len(second) == 4:
             changed[at : at + 4], changed[other : other + 4] = second, first
         return bytes(changed), f"four bytes exchanged with those at {other},"
-    length = min(rng.randrange(1, 4096 if what == "zeros" else 512), len(data) - offset)
-    changed[offset : offset + length] = bytes(length) if what == "zeros" else rng.randbytes(length)
-    return bytes(changed), f"{length} bytes of {what}"
+    length = min(rng.randrange(1, 4096 if change == "zeros" else 512), len(data) - offset)
+    changed[offset : offset + length] = bytes(length) if change == "zeros" else rng.randbytes(length)
+    return bytes(changed), f"{length} bytes of {change}"
 
 
-def _resize(rng: random.Random, target: Path, size: int, what: str) -> str:
-    if what == "gone":
+def _resize(rng: random.Random, target: Path, size: int, change: str) -> str:
+    if change == "gone":
         target.unlink()
         return "removed"
-    new = rng.randrange(size) if what == "shorter" else size + rng.randrange(1, 100_000)
+    new = rng.randrange(size) if change == "shorter" else size + rng.randrange(1, 100_000)
     os.truncate(target, new)
     return f"{new} bytes long instead of {size} and what is reserved"

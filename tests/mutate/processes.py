@@ -1,9 +1,9 @@
-"""The process that works with mutated files, and may end by it.
+"""The process that works with mutated files, and that they may crash.
 
 python -m tests.mutate.processes [--tiered] SCRATCH SEED NUMBER...
 
-It makes what is mutated, mutates copies of it, and says as JSON lines what came of it: {"begun": number, "mutation":
-words}, then {"done": number, ...}.
+It makes the originals, mutates copies of them, and prints reports as JSON lines: {"begun": number, "mutation": words},
+then {"done": number, ...}.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PARAMETER_FILE = "wide.tfsps"
 
 
 class Sources:
-    """What is mutated, each made when it is first needed.
+    """The originals of the mutated files, each of which is made when it is first needed.
 
-    A group is made in the very folder in which copies of it are opened, and put aside: one with rows on disk says where
-    they are.
+    A group is made in the folder in which copies of it are opened, and then put aside, because a group with rows on
+    disk records their folder.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -32,7 +32,7 @@ class Sources:
         self._aside.mkdir()
 
     def copy(self, state: str) -> Path:
-        """A group in this state or a parameter file, in place of the last copy."""
+        """Puts a group in this state, or a parameter file, in place of the last copy; returns its path."""
         name = _PARAMETER_FILE if state == mutations.FILE else state
         source, target = self._aside / name, self._scratch / name
         if not source.exists():
@@ -55,7 +55,7 @@ class Sources:
 
 
 def phases(path: Path, state: str) -> list[Seen]:
-    """All that is done with the files: by a reader, then by the next writer; or by whoever loads the file."""
+    """Does all work on the files: a reader's, then the next writer's; or loads a parameter file."""
     if state == mutations.FILE:
         return [content.load(path)]
     group = tiered if state in tiered.STATES else content
@@ -63,7 +63,7 @@ def phases(path: Path, state: str) -> list[Seen]:
 
 
 def verdict(seen: Seen, expected: Seen) -> str:
-    """refused | found | harmless | wrong"""
+    """Returns "refused", "found", "harmless" or "wrong"."""
     if seen.error:
         return "refused"
     if seen.problems:
@@ -83,12 +83,12 @@ def work(scratch: Path, seed: int, numbers: list[int], only_tiered: bool) -> Non
         mutation = mutations.mutate(path, seed, number, state)
         print(json.dumps({"begun": number, **dataclasses.asdict(mutation)}), flush=True)
         try:
-            found = phases(path, state)
-        except Exception as error:  # anything but the store's exceptions is as bad as a crash
+            results = phases(path, state)
+        except Exception as error:  # any exception that is not the store's is as bad as a crash
             print(json.dumps({"done": number, "verdicts": ["unclean"], "words": [repr(error)]}), flush=True)
             continue
-        verdicts = [verdict(*pair) for pair in zip(found, expected[state], strict=True)]
-        words = [seen.error or "; ".join(seen.problems) for seen in found]
+        verdicts = [verdict(*pair) for pair in zip(results, expected[state], strict=True)]
+        words = [seen.error or "; ".join(seen.problems) for seen in results]
         print(json.dumps({"done": number, "verdicts": verdicts, "words": words}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What lies where in the files of rows on disk (docs/format.md): names for reports."""
+"""The layout of the files of rows on disk (docs/format.md), with names for reports."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ UNUSED = "unused"
 
 
 def is_one(file: str) -> bool:
-    """Whether a file of a group belongs to rows on disk; the other files of its table do not."""
+    """Whether a file of a group belongs to rows on disk. The other files of its table do not."""
     name = os.path.basename(file)
     return name.startswith("records.") or file.startswith("disk/")
 
 
 def field_of(file: str, offset: int) -> str:
-    """The name of the field at `offset` of such a file."""
+    """Returns the name of the field at `offset` of such a file."""
     name = os.path.basename(file)
     if file.startswith("disk/"):
         if name == "table":
@@ -50,7 +50,7 @@ def field_of(file: str, offset: int) -> str:
 
 
 def beginnings(file: str, data: bytes) -> list[int]:
-    """Where the numbers of such a file begin."""
+    """Returns the offsets of the numbers of such a file."""
     name = os.path.basename(file)
     if file.startswith("disk/") and name != "table":
         return [0, *range(_PAGE, max(len(data), 2 * _PAGE), 512)]
@@ -66,7 +66,7 @@ def beginnings(file: str, data: bytes) -> list[int]:
 
 
 def used_bytes(data: bytes) -> int:
-    """How much of such a file is in use, in whole pages: what is reserved is zeros."""
+    """Returns the number of bytes of such a file that are in use, in whole pages. Reserved space is zeros."""
     return max(1, (len(data.rstrip(b"\0")) + _PAGE - 1) // _PAGE) * _PAGE
 
 

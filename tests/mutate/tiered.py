@@ -1,4 +1,4 @@
-"""The group with rows on disk that is mutated: what its writer leaves, and what a reader and the next writer do."""
+"""The mutated group with rows on disk: how its writer leaves it, and what a reader and the next writer do."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.table import Table
 
 STATES = ("tiered", "tiered, killed in a step")
-DISK = "disk"  # in the group's folder, so that a copy of that has both tiers
+DISK = "disk"  # in the group's folder, so that a copy of the folder has both tiers
 _DIM, _STEP, _KEYS = 8, 500, 6000
 _MOST_ROWS = 1 << 14
-_MEMORY = 13_200_000  # for some 2,300 rows; all but 0.5 MB of it is kept for buffers
+_MEMORY = 13_200_000  # space for some 2,300 rows; all but 0.5 MB of it is for buffers
 _KILLED_AT = "record_moves_declared:1"
 
 
 def config(group: Path) -> TableConfig:
-    """Of the group's only table."""
+    """Returns the configuration of the group's only table."""
     storage = Tiered(group / DISK, _MEMORY)
     return TableConfig(
         "far", _DIM, seed=1, max_rows=_MOST_ROWS, optimizer=optimizers.Adagrad(learning_rate=0.5), storage=storage
@@ -36,9 +36,9 @@ def _train(table: Table, keys: Ints, salt: int) -> None:
 
 
 def make_group(group: Path, state: str) -> None:
-    """Makes the group, in the folder in which copies of it will be opened: it says where its rows on disk are.
+    """Makes the group in the folder in which copies of it will be opened, because it records where its rows are.
 
-    A build without fault points has none where a writer could be killed: it ends its step.
+    A build without fault points has no place to kill a writer, so the writer ends its step.
     """
     with Table.create(group / "far", config(group)) as table:
         for start in range(0, _KEYS, _STEP):
@@ -51,13 +51,13 @@ def make_group(group: Path, state: str) -> None:
 
 
 def take_a_step(group: Path) -> None:
-    """Rows come from the disk, others go there."""
+    """Makes a step that reads rows from the disk and moves others to it."""
     with Table.open(group / "far", "r+", config(group)) as table:
         _train(table, spread(100, _STEP), 6)
 
 
 def read(group: Path) -> Seen:
-    """What a reader sees: reports, all keys with rows and slots, look-ups of rows that are there and of others."""
+    """Reads as a reader does: reports, all keys with rows and slots, lookups of present and absent rows."""
     seen = Seen()
     try:
         with Table.open(group / "far") as table:
@@ -70,8 +70,9 @@ def read(group: Path) -> Seen:
 
 
 def write(group: Path) -> Seen:
-    """What the next writer makes of the group: rows come from the disk and go there, compaction moves some, some are
-    erased and assigned, an optimizer is replaced, which writes the log anew. Ends with a reader's look at all of it."""
+    """Writes as the next writer does: reads rows from the disk and moves others to it, compacts, erases and assigns
+    rows, and replaces an optimizer, which rewrites the log. Then reads everything as a reader does.
+    """
     seen = Seen()
     try:
         with Table.open(group / "far", "r+", config(group)) as table:

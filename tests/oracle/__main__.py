@@ -1,9 +1,9 @@
 """python -m tests.oracle [--draws N] [--minutes M] [--seed S]: random jobs against a plain NumPy model.
 
-Each draw chooses options of a job (update rule, types, placement, storage, cache, schedule, collectives, ranks,
-checkpoints) and a script (training, look-ups, evaluation, writes, saves, exports). Its ranks are killed at random
+Each draw chooses the options of a job (update rule, types, placement, storage, cache, schedule, collectives, ranks,
+checkpoints) and a script (training, lookups, evaluation, writes, saves, exports). Its ranks are killed at random
 moments and started again by the same command. Every snapshot of every rank is compared with the model: keys, rows,
-slots, dense weights, step. The control comes first: faults that are planted must be found.
+slots, dense weights, step. The control comes first: the oracle must find planted faults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.oracle import controls, draw, one_draw  # noqa: E402
 
 
 def main() -> int:
-    """See above; returns the exit status."""
+    """Makes the control and the draws; returns the exit status."""
     arguments = draws.parse("python -m tests.oracle", __doc__.split("\n\n")[0])
     seed = arguments.seed
     if not arguments.no_control:
@@ -35,14 +35,14 @@ def main() -> int:
             return int(bool(missed))
     results = draws.make(
         arguments,
-        lambda one: one_draw.make(draw.plan(one)),
-        lambda result: told(result) if result.problems else "",
+        lambda seed_of_draw: one_draw.make(draw.plan(seed_of_draw)),
+        lambda result: failure_text(result) if result.problems else "",
     )
     return summary(results, seed)
 
 
-def told(result: one_draw.Result) -> str:
-    """A failed draw, in words."""
+def failure_text(result: one_draw.Result) -> str:
+    """Describes a failed draw."""
     options = json.dumps(dataclasses.asdict(result.plan.options))
     kills = json.dumps([dataclasses.asdict(kill) for kill in result.plan.kills])
     problems = "\n".join(f"  {problem}" for problem in result.problems[:8])

@@ -1,4 +1,4 @@
-"""Which checkpoints are certain to be complete when a run has ended, so that no restart may begin before them."""
+"""Finds the checkpoints that must be complete after a run. No restart may begin before them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.oracle.timeline import Position
 
 
 def oldest(plan: Plan, notes: Sequence[Progress]) -> Position:
-    """The position of the newest checkpoint that is certain to be complete; (0, 0): none is.
+    """Returns the position of the newest checkpoint that must be complete; (0, 0): none.
 
     Args:
-      plan: Of the draw.
-      notes: Of the ranks that have begun the script.
+      plan: The plan of the draw.
+      notes: The progress of the ranks that have begun the script.
     """
     options = plan.options
     if not notes:
@@ -24,7 +24,7 @@ def oldest(plan: Plan, notes: Sequence[Progress]) -> Position:
         (operation,) = plan.operations
         if any(note.phase == "done" for note in notes):
             return 1, 0
-        # A rank that begins step m has come through the save of m; one in the background waits for the one before it.
+        # A rank that begins step m has finished the save of m. A save in the background waits for the previous one.
         complete = farthest[1] // options.every * options.every - (options.every if options.background else 0)
         return (0, max(complete, 0)) if complete < sum(operation.epochs) else (1, 0)
     saves = [number for number, operation in enumerate(plan.operations) if operation.kind == "save"]

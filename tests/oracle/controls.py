@@ -1,4 +1,4 @@
-"""Faults that are planted: the oracle must find each."""
+"""Planted faults, each of which the oracle must find."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def _plan(seed: int, fault: str) -> Plan:
 
 
 def missed(seed: int) -> list[str]:
-    """Runs all of them; returns those that were not found, and what else went wrong."""
-    found = []
+    """Runs all controls; returns the faults that were not found, and other problems."""
+    problems = []
     for fault in FAULTS:
         result = one_draw.make(_plan(seed, fault))
-        wrong = [problem for problem in result.problems if "differs in" in problem]
-        if not wrong:
-            found.append(f"the planted fault {fault!r} was not found: {result.problems}")
+        other_faults = [problem for problem in result.problems if "differs in" in problem]
+        if not other_faults:
+            problems.append(f"the planted fault {fault!r} was not found: {result.problems}")
         if result.folder is not None:
             one_draw.remove(result)
     clean = one_draw.make(_plan(seed, ""))
     if clean.problems:
-        found.append(f"the same job without a fault has problems: {clean.problems}")
-    return found
+        problems.append(f"the same job without a fault has problems: {clean.problems}")
+    return problems

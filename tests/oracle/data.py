@@ -1,4 +1,4 @@
-"""What ranks train on, and what is written to tables: plain NumPy, made alike by the ranks and by the model."""
+"""The data that ranks train on and that is written to tables, in plain NumPy: the same for ranks and model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.oracle.options import Operation, Options, TableOptions
 
-DENSE = 5  # numbers of a sample that the dense weights see
-_POOL, _BATCH, _FIRST, _VALUES = range(4)  # what a generator is for
+DENSE = 5  # inputs of the dense weights per sample
+_POOL, _BATCH, _FIRST, _VALUES = range(4)  # the purpose of a generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Batch:
     """One rank's batch.
 
     Attributes:
-      ids: Of each table int64[batch, features, width].
-      targets: Of each table float32[batch, features, width, dim]; of a layer that reduces, [batch, features, 1, dim].
+      ids: int64[batch, features, width] for each table.
+      targets: float32[batch, features, width, dim] for each table; [batch, features, 1, dim] for a layer that reduces.
       dense: float32[batch, DENSE].
     """
 
@@ -28,25 +28,25 @@ class Batch:
 
 
 def width_of(options: Options, table: TableOptions) -> int:
-    """Ids per sample and feature. Bags have two ids: a sum of two floats does not depend on their order."""
+    """Returns the ids per sample and feature. Bags have two ids, because a sum of two floats has one order."""
     return 2 if table.layer in ("sum", "mean") else options.width
 
 
 def pool(options: Options, table: int) -> np.ndarray:
-    """The ids that batches of a table are drawn from, int64[keys], sorted."""
-    one = options.tables[table]
-    if one.bounded:
-        return np.arange(one.keys, dtype=np.int64)
+    """Returns the ids from which batches of a table are drawn, int64[keys], sorted."""
+    table_options = options.tables[table]
+    if table_options.bounded:
+        return np.arange(table_options.keys, dtype=np.int64)
     random = np.random.default_rng([options.seed, _POOL, table])
-    wide = random.integers(-(2**63), 2**63 - 1, one.keys - 3, dtype=np.int64, endpoint=True)
+    wide = random.integers(-(2**63), 2**63 - 1, table_options.keys - 3, dtype=np.int64, endpoint=True)
     edges = np.array([-1, 0, 2**63 - 1], np.int64)
-    found = np.unique(np.concatenate([wide, edges]))
-    assert len(found) == one.keys
-    return found
+    keys = np.unique(np.concatenate([wide, edges]))
+    assert len(keys) == table_options.keys
+    return keys
 
 
 def batch(options: Options, number: int, rank: int) -> Batch:
-    """A rank's batch with this number, counted over the whole job."""
+    """Returns a rank's batch with this number, counted over the whole job."""
     random = np.random.default_rng([options.seed, _BATCH, number, rank])
     ids, targets = [], []
     for t, table in enumerate(options.tables):
@@ -61,32 +61,36 @@ def batch(options: Options, number: int, rank: int) -> Batch:
 
 
 def asked(options: Options, operation: Operation, table: int) -> np.ndarray:
-    """Ids that an operation looks up, int64[n]; the same on all ranks."""
+    """Returns the ids that an operation looks up, int64[n]. They are the same on all ranks."""
     random = np.random.default_rng([options.seed, _VALUES, int(operation.value), table])
     return random.choice(pool(options, table), 24)
 
 
 def matrix(options: Options, table: int, number: int) -> np.ndarray:
-    """Values for every key of a pool, float32[keys, dim]."""
-    one = options.tables[table]
+    """Returns values for every key of a pool, float32[keys, dim]."""
+    table_options = options.tables[table]
     random = np.random.default_rng([options.seed, _FIRST, number, table])
-    return random.normal(size=(one.keys, one.dim)).astype(np.float32)
+    return random.normal(size=(table_options.keys, table_options.dim)).astype(np.float32)
 
 
 def edit(options: Options, number: int, table: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is written to a table between two runs: positions in the pool to assign, their rows, positions to erase."""
-    one = options.tables[table]
+    """Returns what is written to a table between two runs: positions to assign, their rows, positions to erase."""
+    table_options = options.tables[table]
     random = np.random.default_rng([options.seed, _VALUES, number, table, 1])
-    order = random.permutation(one.keys)
-    assigned = order[: 1 + one.keys // 8]
-    return assigned, random.normal(size=(len(assigned), one.dim)).astype(np.float32), order[-(1 + one.keys // 8) :]
+    order = random.permutation(table_options.keys)
+    assigned = order[: 1 + table_options.keys // 8]
+    return (
+        assigned,
+        random.normal(size=(len(assigned), table_options.dim)).astype(np.float32),
+        order[-(1 + table_options.keys // 8) :],
+    )
 
 
 def first_dense(options: Options) -> np.ndarray:
-    """The dense weights of a new job, float32[1, DENSE]."""
+    """Returns the dense weights of a new job, float32[1, DENSE]."""
     return np.random.default_rng([options.seed, _FIRST]).normal(size=(1, DENSE)).astype(np.float32)
 
 
 def table_seed(options: Options, table: int) -> int:
-    """The seed of a table's initial values and stochastic rounding."""
+    """Returns the seed of a table's initial values and stochastic rounding."""
     return options.seed % 1000 * 10 + table

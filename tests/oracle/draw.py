@@ -1,4 +1,4 @@
-"""Draws a plan from a seed: options that go together, a script, and kills."""
+"""Draws a plan from a seed: options that may be combined, a script, and kills."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.oracle.options import Kill, Operation, Options, Plan, TableOptions
 from tests.oracle.row_rule_table import RULES
 from tests.oracle.timeline import steps_of
 
-# Points of saves and restores at which rank 0 (or a leader) kills itself: tf_sparse_ps/checkpoints/fault_points.py.
+# The points of saves and restores at which rank 0 or a leader kills itself (tf_sparse_ps/checkpoints/fault_points.py).
 SAVE_POINTS = (
     "claimed leftovers_removed folder_made file_written manifest_written folder_synced renamed directory_synced "
     "captured"
@@ -44,7 +44,7 @@ def _table(choose: random.Random) -> TableOptions:
 
 @dataclasses.dataclass(frozen=True)
 class _Frame:
-    """What is chosen first, so that rules against combinations do not decide how often it comes."""
+    """Options that are chosen first, so that rules against combinations do not change how often they occur."""
 
     layout: str
     schedule: str
@@ -56,7 +56,7 @@ def _frame(choose: random.Random) -> _Frame:
     schedules = ["synchronous"] * 4 + ["buckets", "server"] + (["delayed"] * 2 if layout in ("2", "1+1") else [])
     policies = ["checkpointer", "checkpointer", "checkpointer", "callback", "callback", "live", "none"]
     schedule = "synchronous" if layout == "1" else choose.choice(schedules)
-    policy = choose.choice([one for one in policies if one != "live" or schedule != "delayed"])
+    policy = choose.choice([name for name in policies if name != "live" or schedule != "delayed"])
     return _Frame(layout, schedule, policy)
 
 
@@ -106,13 +106,13 @@ def _kill(choose: random.Random, options: Options, operations: tuple[Operation, 
             op = -1
     rank = choose.randrange(options.ranks)
     if point and point not in (*RESTORE_POINTS, "captured", *PART_POINTS) and not options.per_node:
-        rank = 0  # which writes manifests
+        rank = 0  # rank 0 writes manifests
     number = choose.choice([9, 9, 15]) if who == "launcher" else 9
     return Kill(who, rank, op, sub, delay, point, number)
 
 
 def plan(seed: int) -> Plan:
-    """The draw of a seed, always the same one."""
+    """Returns the plan of a seed, always the same."""
     choose = random.Random(seed)
     frame = _frame(choose)
     options = _options(choose, seed, frame)

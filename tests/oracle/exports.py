@@ -1,4 +1,4 @@
-"""Parameter files that a run has exported: loaded into a fresh table, and compared with the model."""
+"""Loads parameter files that a run has exported into a new table, and compares them with the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.oracle.state import State
 
 
 def problems(path: Path, options: Options, comparison: Comparison, state: State) -> list[str]:
-    """What is wrong with a file `export-<position>-table<t>-<node>.tfsps`, in words."""
+    """Describes how a file `export-<position>-table<t>-<node>.tfsps` differs from the model."""
     from tf_sparse_ps.config import TableConfig
     from tf_sparse_ps.table import Table
 
@@ -26,10 +26,10 @@ def problems(path: Path, options: Options, comparison: Comparison, state: State)
         config = TableConfig(name, table.dim, key_limit=table.keys if table.bounded else None, dtype=table.dtype)
         with Table.create(folder / "group" / name, config) as fresh:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a file of one shard is not the whole table
+                warnings.simplefilter("ignore")  # a file of one shard does not have the whole table
                 fresh.load_parameter_file(path, progress=False)
-            found = of_table(fresh)
+            content = of_table(fresh)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    arrays = {f"table{t}.{name}": array for name, array in found.items()}
+    arrays = {f"table{t}.{name}": array for name, array in content.items()}
     return comparison.of_table(state, t, rank, arrays)

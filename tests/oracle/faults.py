@@ -1,4 +1,4 @@
-"""Faults that the control plants in a rank; without one, nothing."""
+"""Faults that the control plants in a rank. Other draws have none."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 BIT, KEY, GRADIENT = "bit", "key", "gradient"
-FAULTS = (GRADIENT, BIT, KEY)  # the first is the model's own
-OPERATION = 1  # behind which a bit is flipped; steps of it and later ones lose a key
+FAULTS = (GRADIENT, BIT, KEY)  # the model itself has the first one
+OPERATION = 1  # a bit is flipped after this operation; its steps and later ones lose a key
 
 
 class Faults:
-    """What goes wrong in this rank."""
+    """The faults of this rank."""
 
     def __init__(self, fault: str, rank: int, ranks: int) -> None:
         """`fault` is one of `FAULTS`, or ""."""
@@ -20,7 +20,7 @@ class Faults:
         self._made = False
 
     def between(self, number: int, network: Any) -> None:
-        """Flips the lowest bit of one number of one row, on the first node, beside all interfaces of layers."""
+        """Flips the lowest bit of one number of one row, on the first node, without the interfaces of layers."""
         if self._fault != BIT or self._made or number != OPERATION or self._rank != 0:
             return
         self._made = True
@@ -32,7 +32,7 @@ class Faults:
         binding.write_rows(keys, rows)
 
     def changed(self, batches: Any, first: int) -> Any:
-        """One sample of the last rank is trained as if its targets were others: one key's update is wrong."""
+        """Trains one sample of the last rank as if it had other targets, so that the update of one key is wrong."""
         if self._fault != KEY or self._rank != self._ranks - 1 or self._made or first == 0:
             return batches
         self._made = True

@@ -1,4 +1,4 @@
-"""Starts the ranks of one run, kills them as the plan says, and waits for their end."""
+"""Starts the ranks of one run, kills them as planned, and waits for their end."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ for _folder in ("reference", "multirank"):
 
 import launch  # noqa: E402
 
-RUN_S = 420.0  # for a run that takes some seconds: others may leave it a fraction of the machine
-TIMEOUT_S = 180  # TFSPS_TIMEOUT_S: ranks name who is missing before the run is given up
+RUN_S = 420.0  # the limit of a run that takes some seconds, on a machine with other work
+TIMEOUT_S = 180  # TFSPS_TIMEOUT_S: ranks name a missing rank before the run is abandoned
 JOB = "oracle"
-_RANKS = ("program.py", "direct_launcher.py", "fork_server.py")  # in command lines of ranks, whoever has started them
+_RANKS = ("program.py", "direct_launcher.py", "fork_server.py")  # in command lines of ranks, whatever started them
 
 
 class HangError(Exception):
-    """A run did not end in time; with its output."""
+    """A run did not end in time. The text has its output."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of a run.
+    """The outcome of a run.
 
     Attributes:
-      status: Of the launcher.
-      output: Of all ranks.
-      killed: Whether somebody was killed.
-      progress: Of each rank, when the run had ended; None: it had not begun.
+      status: The exit status of the launcher.
+      output: The output of all ranks.
+      killed: Whether a process was killed.
+      progress: The progress of each rank at the end of the run; None: the rank had not begun.
     """
 
     status: int
@@ -51,14 +51,14 @@ class Outcome:
 
 @contextlib.contextmanager
 def started(plan: Plan, path: Path, run: int, tables: Path, by_run: bool) -> Iterator[launch.Launch]:
-    """Starts the ranks; the only place that knows how. Whatever is left of them at the end is killed.
+    """Starts the ranks, and kills those that are left at the end. Only this function knows how to start them.
 
     Args:
-      plan: Of the draw.
-      path: Its file.
-      run: Number of the run.
-      tables: TFSPS_DIR.
-      by_run: By `tf-sparse-ps run`.
+      plan: The plan of the draw.
+      path: The file of the plan.
+      run: The number of the run.
+      tables: The folder TFSPS_DIR.
+      by_run: Whether `tf-sparse-ps run` starts the ranks.
     """
     options = plan.options
     env = {"TFSPS_DIR": str(tables), "TFSPS_TIMEOUT_S": str(TIMEOUT_S), "CUDA_VISIBLE_DEVICES": ""}
@@ -82,7 +82,7 @@ def run(plan: Plan, path: Path, number: int, tables: Path) -> Outcome:
     """Makes one run of a draw.
 
     Raises:
-      HangError: It did not end within `RUN_S`.
+      HangError: The run did not end within `RUN_S`.
     """
     folder = path.parent / f"run{number}"
     folder.mkdir()
@@ -100,13 +100,13 @@ def run(plan: Plan, path: Path, number: int, tables: Path) -> Outcome:
         notes = [progress.read(folder, rank) for rank in range(ranks)]
         _ended(notes, job)
         (folder / "output.txt").write_text(job.output)
-        if kill is not None and kill.point:  # the rank has killed itself, unless it never came there
+        if kill is not None and kill.point:  # the rank has killed itself, unless it never reached the point
             killed = f"status code {-kill.signal}." in job.output
         return Outcome(status, job.output, killed, notes)
 
 
 def _kill(kill: Kill, plan: Plan, folder: Path, job: launch.Launch, deadline: float) -> bool:
-    """Waits until a rank has got far enough, and kills. Returns whether somebody was there to be killed."""
+    """Waits until a rank has reached the planned operation, and kills. Returns whether a process was killed."""
     ranks = plan.options.ranks
     while time.monotonic() < deadline:
         if job.process.poll() is not None:
@@ -118,7 +118,7 @@ def _kill(kill: Kill, plan: Plan, folder: Path, job: launch.Launch, deadline: fl
         time.sleep(0.002)
     time.sleep(kill.delay_s)
     pids = [None if (note := progress.read(folder, rank)) is None else note.pid for rank in range(ranks)]
-    own = {one.pid for one in launch.family(job.process.pid)}
+    job_pids = {process.pid for process in launch.family(job.process.pid)}
     victims: list[int | None] = [pids[kill.rank % ranks]]
     if kill.who == "leader":
         victims = [pids[plan.options.nodes[kill.rank % len(plan.options.nodes)][0]]]
@@ -128,7 +128,7 @@ def _kill(kill: Kill, plan: Plan, folder: Path, job: launch.Launch, deadline: fl
         victims = [job.process.pid, *pids]
     killed = False
     for pid in victims:
-        if pid in own:
+        if pid in job_pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.Signals(kill.signal))
                 killed = True
@@ -136,18 +136,20 @@ def _kill(kill: Kill, plan: Plan, folder: Path, job: launch.Launch, deadline: fl
 
 
 def _ended(notes: list[progress.Progress | None], job: launch.Launch) -> None:
-    """All ranks are gone, also behind a launcher that was killed.
+    """Waits until all ranks have ended, even if their launcher was killed.
 
     Raises:
-      HangError: One is not.
+      HangError: A rank has not ended.
     """
     alive = []
     for note in notes:
         if note is not None and psutil.pid_exists(note.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
-                one = psutil.Process(note.pid)
-                if any(word.endswith(_RANKS) for word in one.cmdline()):  # else the id is another process's by now
-                    alive.append(one)
+                process = psutil.Process(note.pid)
+                if any(
+                    word.endswith(_RANKS) for word in process.cmdline()
+                ):  # otherwise the id belongs to a new process
+                    alive.append(process)
     _, alive = psutil.wait_procs(alive, 60)
     if alive:
         raise HangError(f"ranks outlived their launcher by a minute: {alive}\n{job.output[-5000:]}")

@@ -1,4 +1,4 @@
-"""Tables of a named job between two of its runs: read and written by another process, without TensorFlow."""
+"""Tables of a named job between two of its runs. Another process reads and writes them, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.oracle.state import State
 
 
 def paths(tables: Path, count: int) -> list[Path]:
-    """The tables of a job that has one node, in their order; empty: they are not all there."""
-    found = {path.name.rpartition("table")[2]: path for path in tables.glob("*/t[0-9]*-table*") if path.is_dir()}
-    return [found[str(t)] for t in range(count)] if len(found) == count else []
+    """Returns the tables of a job of one node, in their order; empty: some are missing."""
+    path_of = {path.name.rpartition("table")[2]: path for path in tables.glob("*/t[0-9]*-table*") if path.is_dir()}
+    return [path_of[str(t)] for t in range(count)] if len(path_of) == count else []
 
 
 def read(folders: list[Path]) -> Arrays:
-    """The tables as a snapshot. A writer that was killed in the middle of a step has left the one before it."""
+    """Returns the tables as a snapshot. If a writer was killed in a step, they have the step before it."""
     from tf_sparse_ps.table import Table
 
     arrays: Arrays = {}
@@ -37,12 +37,12 @@ def read(folders: list[Path]) -> Arrays:
 
 
 def matching(comparison: Comparison, candidates: dict[tuple[int, ...], State], arrays: Arrays) -> list[tuple[int, ...]]:
-    """The states that tables are in."""
+    """Returns the positions of the states that the tables have."""
     return [at for at, state in candidates.items() if not comparison.problems(state, {0: arrays}, tables_only=True)]
 
 
 def edit(folders: list[Path], options: Options, number: int) -> list[str]:
-    """Assigns and erases keys of each table; returns what its change marks tell wrongly, in words."""
+    """Assigns and erases keys of each table; describes what its change marks report wrongly."""
     from tf_sparse_ps.table import Table
 
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""The NumPy model: what every operation does to a job. Nothing of the package is used.
+"""The NumPy model: the effect of every operation on a job. It does not use the package.
 
 Sums, divisions and update rules are those of `tests/reference`, in float32 and in the documented order.
 """
@@ -20,15 +20,15 @@ F = np.float32
 
 
 class Model:
-    """Makes the operations of a job on a `State`."""
+    """Applies the operations of a job to a `State`."""
 
     def __init__(self, options: Options, initial: Sequence[np.ndarray], salts: Sequence[int], fault: str = "") -> None:
-        """Makes no state yet.
+        """Prepares the model; `first` makes a state.
 
         Args:
-          options: Of the job.
-          initial: Of each table the rows of absent keys, float32[keys, dim].
-          salts: Of each table; its stochastic rounding depends on it.
+          options: The options of the job.
+          initial: The rows of absent keys of each table, float32[keys, dim].
+          salts: The salt of each table, on which its stochastic rounding depends.
           fault: "gradient": the control, which loses one gradient.
         """
         self.options, self.rule = options, RULES[options.rule]
@@ -38,7 +38,7 @@ class Model:
         self._senders = alone if options.topology == "flat" else options.nodes
 
     def first(self) -> State:
-        """A new job."""
+        """Returns the state of a new job."""
         dense = data.first_dense(self.options)
         dense_rule = self.rule if self.options.matched else RULES["sgd"]
         return State(
@@ -59,23 +59,23 @@ class Model:
         return TableState(present, rows, [np.full((table.keys, width), value, F) for value in self.rule.slot_init])
 
     def _stored(self, t: int, rows: np.ndarray) -> np.ndarray:
-        """Rows as a table keeps what is assigned."""
+        """Returns rows as a table stores assigned values."""
         dtype = self.options.tables[t].dtype
         return rows.astype(F) if dtype == "float32" else row_rules.widen(row_rules.nearest(rows, dtype))
 
-    # --- look-ups ---
+    # --- lookups ---
 
     def seen(self, state: State, t: int, positions: np.ndarray) -> np.ndarray:
-        """Rows as look-ups in the job give them."""
+        """Returns rows as lookups in the job return them."""
         rows: np.ndarray = state.tables[t].rows[positions]
         return mode_a.rounded(rows, self.options.tables[t].pull) if self.options.sharded(t) else rows
 
     def positions(self, t: int, keys: np.ndarray) -> np.ndarray:
-        """Where keys are in the pool."""
+        """Returns the positions of keys in the pool."""
         return np.searchsorted(self._pools[t], keys)
 
     def predictions(self, state: State, batch: data.Batch) -> np.ndarray:
-        """What the Keras model gives for a batch, float32[batch, 1]."""
+        """Returns the Keras model's output for a batch, float32[batch, 1]."""
         total = (batch.dense * state.dense).sum(1)
         for t in range(len(self.options.tables)):
             total = total + 0.5 * (self._errors(state, t, batch).astype(np.float64) ** 2).sum((1, 2, 3))
@@ -91,7 +91,7 @@ class Model:
     # --- training ---
 
     def train(self, state: State, number: int, weights: Sequence[float] = ()) -> None:
-        """One step with the batch of this number, on all ranks."""
+        """Makes one step with the batch of this number, on all ranks."""
         options = self.options
         weights = list(weights) or [1.0] * options.ranks
         batches = [data.batch(options, number, rank) for rank in range(options.ranks)]
@@ -125,7 +125,7 @@ class Model:
         return self.options.nodes if self.options.sharded(t) else self._senders
 
     def _wire(self, t: int) -> str:
-        """On one node nothing is sent, unless every rank sends for itself."""
+        """Returns the dtype of the wire. Nothing is sent on one node, unless every rank sends its own gradients."""
         return self.options.wire if len(self._sent_by(t)) > 1 else "float32"
 
     def _clipped(self, gradient: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ class Model:
         return np.clip(gradient, -limit, limit) if limit else gradient
 
     def _local(self, state: State, t: int, batch: data.Batch) -> dict[int, np.ndarray]:
-        """One rank's gradients of a table, by position, added up in the order of the batch, feature by feature."""
+        """Returns one rank's gradients of a table by position, summed in the order of the batch, feature by feature."""
         layer = self.options.tables[t].layer
         gradients = self._errors(state, t, batch) * F(1 / self.options.batch) * F(0.5 if layer == "mean" else 1)
         ids = batch.ids[t]
@@ -143,12 +143,12 @@ class Model:
         return mode_a.local_sums(mode_a.SparseBatch(ids, np.ascontiguousarray(gradients)))
 
     def drain(self, state: State) -> None:
-        """Applies what a delayed schedule has outstanding."""
+        """Applies the gradients that a delayed schedule has outstanding."""
         self._apply(state, len(state.pending))
         state.in_cycle = 0
 
     def part_of_drain(self, state: State, n: int) -> State:
-        """The state in which only the oldest n outstanding gradients are applied: a drain commits them one by one."""
+        """Returns the state after the n oldest outstanding gradients. A drain commits them one by one."""
         part = state.copy()
         self._apply(part, n)
         return part
@@ -187,7 +187,7 @@ class Model:
     # --- other writes ---
 
     def make(self, state: State, operation: Operation) -> None:
-        """An operation without steps."""
+        """Makes an operation without steps."""
         if operation.kind in ("save", "drain"):
             self.drain(state)
         elif operation.kind == "rate":
@@ -209,7 +209,7 @@ class Model:
             state.iterations, state.rate = kept.iterations, kept.rate
 
     def edit(self, state: State, number: int) -> None:
-        """What `data.edit` writes between two runs."""
+        """Writes to the tables what `data.edit` writes between two runs."""
         for t, table in enumerate(state.tables):
             assigned, rows, erased = data.edit(self.options, number, t)
             table.rows[assigned] = self._stored(t, rows)

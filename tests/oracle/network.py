@@ -1,8 +1,8 @@
-"""The Keras model of a draw. Its loss has gradients that NumPy knows exactly.
+"""The Keras model of a draw. NumPy knows the gradients of its loss exactly.
 
-Each sample's output is a sum over tables of half the squared distance between looked-up rows and targets, and a dot
-product of dense weights. The loss is the mean of the outputs. So a row's gradient is (row - target) / batch, and that
-of the dense weights does not depend on them.
+The output of a sample has two terms: a sum over tables of half the squared distance between looked-up rows and targets,
+and a dot product with dense weights. The loss is the mean of the outputs. A row's gradient is therefore
+(row - target) / batch, and that of the dense weights does not depend on them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.placement import Sharded
 
 keras = _keras.keras
-TIER_BYTES = 12_620_000  # 12 MiB are buffers; the rest has room for some rows
+TIER_BYTES = 12_620_000  # 12 MiB of buffers, and space for some rows
 CACHE_ROWS = 100  # a batch has at most 96 keys
 
 
 def mean_output(_: Any, outputs: Any) -> Any:
-    """The loss of samples is what the model gives for them; Keras takes its mean."""
+    """Returns the model's outputs as the losses of the samples. Keras takes their mean."""
     return outputs
 
 
 class HalfSquaredDistance(keras.layers.Layer):
-    """Half the sum of squares of rows minus targets, of each sample."""
+    """Half the sum of squares of rows minus targets, for each sample."""
 
     def call(self, rows: Any, targets: Any) -> Any:
-        """Two float[batch, ...] to float[batch, 1]."""
+        """Maps two float[batch, ...] to float[batch, 1]."""
         squares = tf.square(rows - targets)
         return 0.5 * tf.reduce_sum(tf.reshape(squares, [tf.shape(squares)[0], -1]), axis=1, keepdims=True)
 
@@ -42,7 +42,7 @@ class DotProduct(keras.layers.Layer):
     """A dot product with trained weights."""
 
     def __init__(self, options: Options, **kwargs: Any) -> None:
-        """The weights begin with `data.first_dense`."""
+        """The initial weights are `data.first_dense`."""
         super().__init__(**kwargs)
         self._first = data.first_dense(options)[0]
 
@@ -54,12 +54,12 @@ class DotProduct(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """float[batch, n] to float[batch, 1]."""
+        """Maps float[batch, n] to float[batch, 1]."""
         return tf.reduce_sum(inputs * tf.convert_to_tensor(self.kernel), axis=1, keepdims=True)
 
 
 def table_config(options: Options, t: int, disk: str) -> Any:
-    """A `TableConfig`."""
+    """Returns the `TableConfig` of a table."""
     table = options.tables[t]
     return tsps.TableConfig(
         f"table{t}",
@@ -80,10 +80,10 @@ class Network:
     """The compiled model, and its layers.
 
     Attributes:
-      model: Of Keras; its inputs are those of `inputs_of`.
+      model: The Keras model. `inputs_of` makes its inputs.
       optimizer: The `DistributedOptimizer`.
-      layers: Of each table the layer, or the collection.
-      bindings: Of each table.
+      layers: The layer, or the collection, of each table.
+      bindings: The binding of each table.
       dense: The dense weights.
     """
 
@@ -91,8 +91,8 @@ class Network:
         """Makes tables and model.
 
         Args:
-          options: Of the job.
-          disk: Folder for rows of tiered tables.
+          options: The options of the job.
+          disk: The folder for rows of tiered tables.
         """
         self.options = options
         configs = [table_config(options, t, disk) for t in range(len(options.tables))]
@@ -125,19 +125,19 @@ class Network:
         self.model.compile(self.optimizer, mean_output, jit_compile=False)
 
     def _binding(self, t: int) -> Any:
-        return next(one for one in self.layers[t].bindings if one.config.name == f"table{t}")
+        return next(binding for binding in self.layers[t].bindings if binding.config.name == f"table{t}")
 
     def look_up(self, t: int, keys: np.ndarray) -> np.ndarray:
-        """Rows as the layer gives them, float32[n, dim]; of a layer that reduces, of bags of one id."""
+        """Returns rows from the layer, float32[n, dim]. A layer that reduces looks up bags of one id."""
         table = self.options.tables[t]
         if table.layer == "collection":
             return np.asarray(
                 self.layers[t](
                     {
                         f"t{o}f{f}": tf.constant(keys if o == t else data.pool(self.options, o)[:1])
-                        for o, other in enumerate(self.options.tables)
-                        if other.layer == "collection"
-                        for f in range(other.features)
+                        for o, table_options in enumerate(self.options.tables)
+                        if table_options.layer == "collection"
+                        for f in range(table_options.features)
                     }
                 )[f"t{t}f0"]
             )
@@ -188,18 +188,18 @@ def _optimizer(options: Options) -> Any:
 
 
 def inputs_of(options: Options, batch: data.Batch) -> dict[str, np.ndarray]:
-    """A batch as the model takes it."""
-    found: dict[str, np.ndarray] = {"dense": batch.dense}
+    """Returns a batch as inputs of the model."""
+    inputs: dict[str, np.ndarray] = {"dense": batch.dense}
     for t, table in enumerate(options.tables):
         for f in range(table.features):
-            found[f"t{t}f{f}"] = batch.ids[t][:, f]
+            inputs[f"t{t}f{f}"] = batch.ids[t][:, f]
             targets = batch.targets[t][:, f]
-            found[f"yt{t}f{f}"] = targets[:, 0] if table.layer in ("sum", "mean") else targets
-    return found
+            inputs[f"yt{t}f{f}"] = targets[:, 0] if table.layer in ("sum", "mean") else targets
+    return inputs
 
 
 def dataset_of(options: Options, first: int, n: int, rank: int) -> Any:
-    """The batches first .. first + n - 1 of a rank, as pairs of inputs and labels that are not used."""
+    """Returns the batches first .. first + n - 1 of a rank, as pairs of inputs and labels. The labels are not used."""
     batches = [inputs_of(options, data.batch(options, first + i, rank)) for i in range(n)]
     stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
     labels = np.zeros((n, options.batch, 1), np.float32)

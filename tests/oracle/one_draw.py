@@ -1,4 +1,4 @@
-"""Makes one draw: runs its job until it has ended by itself, and compares what every run leaves."""
+"""Makes one draw: runs its job until a run ends without a kill, and compares the results of every run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.oracle.shadow import Shadow
 
 @dataclasses.dataclass
 class Result:
-    """Of a draw.
+    """The result of a draw.
 
     Attributes:
-      plan: What was drawn.
-      problems: What was wrong, in words; empty: nothing.
-      folder: Plan, outputs and snapshots, kept where something was wrong.
-      runs, kills, compared: How many.
-      seconds: That it took.
+      plan: The plan of the draw.
+      problems: Descriptions of all problems; empty: none.
+      folder: The folder of plan, outputs and snapshots, which is kept if there are problems.
+      runs, kills, compared: The numbers of runs, kills and compared arrays.
+      seconds: The duration of the draw.
     """
 
     plan: Plan
@@ -36,7 +36,7 @@ class Result:
 
 
 def make(plan: Plan) -> Result:
-    """Runs a draw. Its folders are removed, but for the first one where something was wrong."""
+    """Makes a draw. Its folders are removed, except for the first one with problems."""
     result, began = Result(plan), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"tsps-oracle-{plan.options.seed}-"))
     tables = Path(tempfile.mkdtemp(prefix="tsps-oracle-", dir="/dev/shm"))
@@ -47,7 +47,7 @@ def make(plan: Plan) -> Result:
         _runs(plan, path, tables, shadow, result)
     except jobs.HangError as error:
         result.problems.append(f"hang: {error}")
-    except Exception:  # of the store, which the driver reads, too
+    except Exception:  # includes exceptions of the store, which the driver reads
         result.problems.append(traceback.format_exc())
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -79,7 +79,7 @@ def _runs(plan: Plan, path: Path, tables: Path, shadow: Shadow, result: Result) 
 
 
 def _between(plan: Plan, number: int, tables: Path, shadow: Shadow) -> None:
-    """Another process reads the tables of one node, and may write them, when all ranks are gone."""
+    """Reads the tables of one node in another process, and may write them, after all ranks have ended."""
     options = plan.options
     if not options.named or len(options.nodes) > 1 or any(table.cache for table in options.tables):
         return
@@ -93,7 +93,7 @@ def _between(plan: Plan, number: int, tables: Path, shadow: Shadow) -> None:
             position: shadow.comparison.problems(state, {0: arrays}, tables_only=True)[:2]
             for position, state in shadow.candidates.items()
         }
-        shadow.problems.append(f"behind run {number} tables are of no state that they may have: {problems}")
+        shadow.problems.append(f"after run {number}, the tables have a state that they must not have: {problems}")
         return
     shadow.candidates = {position: shadow.candidates[position] for position in matching}
     if edit := plan.edits[number]:
@@ -103,14 +103,14 @@ def _between(plan: Plan, number: int, tables: Path, shadow: Shadow) -> None:
 
 
 def _errors(output: str) -> str:
-    """The lines of an output that tell what went wrong, and the last ones."""
+    """Returns the lines of an output that describe errors, and the last lines."""
     lines = output.splitlines()
     telling = [line for line in lines if "Error" in line or "died" in line or "assert" in line.lower()]
     return "\n".join([*telling[-12:], "...", *lines[-12:]])
 
 
 def remove(result: Result) -> None:
-    """Removes what a draw has kept."""
+    """Removes the folder that a draw has kept."""
     if result.folder is not None:
         shutil.rmtree(result.folder, ignore_errors=True)
         result.folder = None

@@ -12,7 +12,7 @@ from tests.oracle.script import Script
 
 
 class Recorder(network.keras.callbacks.Callback):
-    """Notes each batch, and writes snapshots when training begins and after each epoch."""
+    """Records each batch, and writes snapshots when training begins and after each epoch."""
 
     def __init__(self, plan: Plan, script: Script, progress: Writer) -> None:
         """`script` writes the snapshots."""
@@ -20,30 +20,30 @@ class Recorder(network.keras.callbacks.Callback):
         self._plan, self._script, self._progress = plan, script, progress
         self._ends = {sum(plan.operations[0].epochs[: i + 1]) for i in range(len(plan.operations[0].epochs))}
 
-    def _made(self) -> int:
+    def _steps_made(self) -> int:
         return int(self.model.optimizer.iterations)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See Keras."""
-        made = self._made()
-        self._progress.write("running", 0, made)
-        self._script.write(f"begin-{label_of(self._plan, made)}", look_up=True)
+        n_steps = self._steps_made()
+        self._progress.write("running", 0, n_steps)
+        self._script.write(f"begin-{label_of(self._plan, n_steps)}", look_up=True)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        self._progress.write("running", 0, self._made())
+        self._progress.write("running", 0, self._steps_made())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See Keras."""
-        made = self._made()
-        # Iterations of a delayed schedule are ahead of the tables, but where it has drained.
-        if self._plan.options.schedule != "delayed" and made in self._ends and made < max(self._ends):
-            self._script.write(f"at-{label_of(self._plan, made)}")
+        n_steps = self._steps_made()
+        # Iterations of a delayed schedule are ahead of the tables, except after a drain.
+        if self._plan.options.schedule != "delayed" and n_steps in self._ends and n_steps < max(self._ends):
+            self._script.write(f"at-{label_of(self._plan, n_steps)}")
 
 
-def label_of(plan: Plan, made: int) -> str:
-    """The position behind so many steps, as labels have it."""
-    return "1-0" if made >= sum(plan.operations[0].epochs) else f"0-{made}"
+def label_of(plan: Plan, n_steps: int) -> str:
+    """Returns the position after this number of steps, as labels contain it."""
+    return "1-0" if n_steps >= sum(plan.operations[0].epochs) else f"0-{n_steps}"
 
 
 def fit(

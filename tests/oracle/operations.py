@@ -1,4 +1,4 @@
-"""Draws the script of a job: what all ranks do, one operation after another."""
+"""Draws the script of a job: the operations that all ranks make, one after another."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import random
 from tests.oracle import rules
 from tests.oracle.options import Operation, Options
 
-# Of `Operation.kind`; "train" and "fit_epochs" have steps.
+# The kinds of operations. "train" and "fit_epochs" have steps.
 KINDS = (
     "train fit_epochs refused look_up evaluate set_weights rate drain save save_weights load_weights export"
 ).split()
 
 
 def script(choose: random.Random, options: Options) -> tuple[Operation, ...]:
-    """A script that suits the options."""
+    """Returns a script that the options allow."""
     if options.policy == "callback":
         epochs = tuple(choose.randrange(2, 7) for _ in range(choose.choice([1, 2, 3])))
         ahead = choose.choice([0, 0, 1, 3]) if rules.may_look_ahead(options) else 0
@@ -29,20 +29,20 @@ class _Writer:
         self._saved = False
 
     def write(self) -> tuple[Operation, ...]:
-        """A checkpoint first, then training with other operations between; all is looked at in the end."""
+        """Returns a checkpoint, then training with other operations between, and finally a lookup of everything."""
         choose, options = self._choose, self._options
-        made = [Operation("save", value=1)] if options.policy == "checkpointer" else []
+        operations = [Operation("save", value=1)] if options.policy == "checkpointer" else []
         for _ in range(choose.randrange(3, 6)):
-            made.append(self._train())
+            operations.append(self._train())
             if options.policy == "checkpointer" and choose.random() < 0.6:
-                made.append(Operation("save", value=choose.choice([0, 0, 1])))
+                operations.append(Operation("save", value=choose.choice([0, 0, 1])))
             for _ in range(choose.choice([0, 1, 1, 2])):
-                if (other := self._other()) is not None:
-                    made.append(other)
-        made.append(Operation("drain"))
+                if (operation := self._other()) is not None:
+                    operations.append(operation)
+        operations.append(Operation("drain"))
         if options.schedule != "delayed":
-            made.append(Operation("look_up"))
-        return tuple(made)
+            operations.append(Operation("look_up"))
+        return tuple(operations)
 
     def _train(self) -> Operation:
         choose, options = self._choose, self._options

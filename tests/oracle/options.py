@@ -1,4 +1,4 @@
-"""`Options`: what one draw is made of. Values only; `draw.py` chooses them, `rules.py` says which go together."""
+"""`Options`: the values of one draw. `draw.py` chooses them, and `rules.py` has the combinations that are not drawn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# Hosts as horovodrun takes them, and the ranks of each node.
+# The hosts of each layout, as horovodrun takes them, and the ranks of each node.
 LAYOUTS: dict[str, tuple[str, list[list[int]]]] = {
     "1": ("localhost:1", [[0]]),
     "2": ("localhost:2", [[0, 1]]),
@@ -23,12 +23,12 @@ class TableOptions:
 
     Attributes:
       layer: "embedding", "sum" or "mean" (`EmbeddingReduce` with this combiner), or "collection".
-      features: How many features of the collection share the table; 1 for other layers.
-      dim: Width of a row.
-      keys: Size of the pool that ids are drawn from.
-      bounded: Ids are 0 .. keys - 1. Otherwise any int64.
-      weights: The table begins with a matrix (`weights=`).
-      dtype, rounding, constraint: As in `TableConfig`; a constraint is "" or "non_neg".
+      features: The number of features of the collection that share the table; 1 for other layers.
+      dim: The width of a row.
+      keys: The size of the pool from which ids are drawn.
+      bounded: Whether ids are 0 .. keys - 1. Otherwise they are any int64.
+      weights: Whether the table begins with a matrix (`weights=`).
+      dtype, rounding, constraint: The options of `TableConfig`; a constraint is "" or "non_neg".
       placement: "replicated" or "sharded".
       pull: The type in which rows of a sharded table travel.
       storage: "memory" or "tiered".
@@ -52,24 +52,24 @@ class TableOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """A job.
+    """The options of a job.
 
     Attributes:
-      seed: Of the draw, and of all data.
+      seed: The seed of the draw, and of all data.
       engine: "horovod", "tensorflow" or "local".
-      layout: Key of `LAYOUTS`.
-      rule: Key of `row_rule_table.RULES`.
-      matched: The tables' rule follows from the Keras optimizer. Otherwise it is given, beside Keras's SGD.
-      reduction, topology, wire: As in `DistributedOptimizer`.
+      layout: A key of `LAYOUTS`.
+      rule: A key of `row_rule_table.RULES`.
+      matched: Whether the Keras optimizer determines the tables' rule. Otherwise the rule is passed, with Keras's SGD.
+      reduction, topology, wire: The options of `DistributedOptimizer`.
       clip: `clipvalue`; 0: none.
       schedule: "synchronous", "buckets", "server" or "delayed".
-      staleness, cycle: Of `DelayedGlobal`.
-      batch, width: Samples of a batch (a power of two, so that means are exact); ids per sample and feature.
-      policy: What a restart resumes from. "checkpointer": a `Checkpointer`. "callback": `callbacks.Checkpoint` in one
-        `fit`. "live": the tables of a named job. "none": nothing is killed.
-      named: The job has a name, so that its tables outlive it.
-      background, incremental, per_node, keep, every: Of the checkpoints; `every` counts steps of "callback".
-      tables: One or more.
+      staleness, cycle: The options of `DelayedGlobal`.
+      batch, width: The samples of a batch (a power of two, so that means are exact); the ids per sample and feature.
+      policy: The state that a restart resumes. "checkpointer": a `Checkpointer`. "callback": `callbacks.Checkpoint`
+        in one `fit`. "live": the tables of a named job. "none": nothing is killed.
+      named: Whether the job has a name, so that its tables outlive it.
+      background, incremental, per_node, keep, every: Options of the checkpoints; `every` counts steps of "callback".
+      tables: The options of one or more tables.
     """
 
     seed: int
@@ -97,7 +97,7 @@ class Options:
 
     @property
     def hosts(self) -> str:
-        """As horovodrun's -H."""
+        """The hosts, as for horovodrun's -H."""
         return LAYOUTS[self.layout][0]
 
     @property
@@ -107,15 +107,15 @@ class Options:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return sum(map(len, self.nodes))
 
     def node_of(self, rank: int) -> int:
-        """The node of a rank."""
+        """Returns the node of a rank."""
         return next(node for node, ranks in enumerate(self.nodes) if rank in ranks)
 
     def sharded(self, table: int) -> bool:
-        """Whether a table is spread over several nodes."""
+        """Whether a table is sharded over several nodes."""
         return self.tables[table].placement == "sharded" and len(self.nodes) > 1
 
     def any_table(self, **values: Any) -> bool:
@@ -128,16 +128,16 @@ class Operation:
     """One operation of the script, made by all ranks.
 
     Attributes:
-      kind: See `operations.KINDS`.
-      steps: Of training.
-      first: Number of its first batch.
+      kind: A kind of `operations.KINDS`.
+      steps: The number of training steps.
+      first: The number of its first batch.
       how: "loop", "eager" or "fit".
-      ahead: Batches of `tsps.lookahead`; 0: without.
-      leftover: Batches behind the last one that the dataset announces and nobody trains.
-      weights: `rank_weight` of each rank; empty: 1.
-      table: That is written.
+      ahead: The number of batches of `tsps.lookahead`; 0: without.
+      leftover: The number of batches after the last one that the dataset announces and no rank trains.
+      weights: The `rank_weight` of each rank; empty: 1.
+      table: The table that is written.
       value: A learning rate, or a seed of values.
-      epochs: Batches of each epoch of the policy "callback".
+      epochs: The number of batches of each epoch, for the policy "callback".
     """
 
     kind: str
@@ -154,16 +154,16 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """How one run of the job ends early.
+    """A kill that ends one run of the job early.
 
     Attributes:
       who: "rank", "leader", "everything" (launcher and ranks) or "launcher" (of `tf-sparse-ps run`).
-      rank: Which one, of "rank"; the node, of "leader".
-      op, sub: The kill comes when a rank has got this far; op -1: while ranks start.
-      delay_s: Time after that.
-      point: The rank kills itself at this point of a save or a restore (`checkpoints.fault_points`), once it has got
-        to `op`. "": a signal from outside.
-      signal: Its number.
+      rank: The number of the "rank", or of the node of the "leader".
+      op, sub: The kill comes when a rank has reached this operation and step; op -1: while ranks start.
+      delay_s: The time after that.
+      point: The rank kills itself at this point of a save or a restore (`checkpoints.fault_points`), after it has
+        reached `op`. "": a signal from outside.
+      signal: The number of the signal.
     """
 
     who: str
@@ -180,11 +180,11 @@ class Plan:
     """One draw.
 
     Attributes:
-      options: Of the job.
+      options: The options of the job.
       operations: The script.
-      kills: One for each run but the last.
+      kills: One kill for each run except the last.
       edits: Seeds of what is written to the tables of a "live" job between two runs; 0: nothing.
-      fault: Of the control; "": none.
+      fault: The fault of the control; "": none.
     """
 
     options: Options
@@ -194,19 +194,19 @@ class Plan:
     fault: str = ""
 
     def to_json(self) -> str:
-        """For a rank's program."""
+        """Returns the plan as JSON, for a rank's program."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:
-        """The inverse of `to_json`, from a file."""
+        """Reads a plan from a file of `to_json`."""
         raw = json.loads(Path(path).read_text())
         tables = tuple(TableOptions(**table) for table in raw["options"].pop("tables"))
         lists = ("weights", "epochs")
         operations = tuple(
-            Operation(**{name: tuple(value) if name in lists else value for name, value in one.items()})
-            for one in raw["operations"]
+            Operation(**{name: tuple(value) if name in lists else value for name, value in fields_of_operation.items()})
+            for fields_of_operation in raw["operations"]
         )
         options = Options(**raw["options"], tables=tables)
-        kills = tuple(Kill(**one) for one in raw["kills"])
+        kills = tuple(Kill(**fields_of_kill) for fields_of_kill in raw["kills"])
         return cls(options, operations, kills, tuple(raw["edits"]), raw["fault"])

@@ -1,4 +1,4 @@
-"""One rank of a draw. Arguments: the plan's file, the number of the run, the folder of the launcher (not used)."""
+"""One rank of a draw. Arguments: the plan's file, the number of the run, the launcher's folder, which is not used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tf_sparse_ps.checkpoints import fault_points
 
 
 def main() -> None:
-    """Runs what is left of the script."""
+    """Runs the rest of the script."""
     path, run = Path(sys.argv[1]), int(sys.argv[2])
     plan = Plan.read(path)
     options, shared = plan.options, path.parent
@@ -66,7 +66,7 @@ def main() -> None:
 def restored(
     script: Script, net: network.Network, directory: str, how: dict[str, Any], progress: Writer
 ) -> tuple[int, int]:
-    """Restores the newest checkpoint; returns the position of what follows."""
+    """Restores the newest checkpoint; returns the position at which the script continues."""
     extra = {"position": script.position}
     script.checkpointer = tsps.Checkpointer(directory, net.model, net.optimizer, extra=extra, **how)
     progress.write("restoring")
@@ -76,7 +76,7 @@ def restored(
 
 
 def position_of(plan: Plan, step: int) -> tuple[int, int]:
-    """Where tables are that have made so many steps, in a script that nothing but steps changes them in."""
+    """Returns the position of tables at a step, in a script in which only training changes them."""
     for number, operation in enumerate(plan.operations):
         if step < steps_of(operation):
             return number, step
@@ -85,7 +85,7 @@ def position_of(plan: Plan, step: int) -> tuple[int, int]:
 
 
 def arm(kill: Kill, options: Any, rank: int, progress: Writer) -> None:
-    """Lets this rank kill itself at a point of a save or a restore."""
+    """Makes this rank kill itself at a point of a save or a restore."""
     chosen = kill.rank if kill.who == "rank" else options.nodes[kill.rank % len(options.nodes)][0]
     if not kill.point or rank != chosen:
         return

@@ -1,6 +1,6 @@
-"""The update rules that are drawn: their arguments for Keras and for the tables, and what NumPy needs of them.
+"""The update rules that are drawn: their arguments for Keras and for the tables, and their parameters for NumPy.
 
-Numbers are written here once; nothing is read from the package.
+This file has all numbers once, and reads nothing from the package.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ class RowRule:
       kind: Its name in `tests/reference/row_rules.py`.
       keras: Class and arguments of the Keras optimizer; None: Keras has none.
       table: Class and arguments in `tsps.optimizers`.
-      rate: Learning rate to begin with.
-      hyper: From learning rate and number of the update (from 1) to the hyperparameters in the order of `row_rules`.
-      slot_init: Initial value of each slot's elements.
-      row_wise: Slots have one float per row.
+      rate: The initial learning rate.
+      hyper: Computes the hyperparameters, in the order of `row_rules`, from the learning rate and the number of the
+        update (from 1).
+      slot_init: The initial value of each slot's elements.
+      row_wise: Whether slots have one float per row.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""The one table of what is not drawn, and why.
+"""The table of everything that is not drawn, with reasons.
 
-REFUSED: the library refuses it by design, with the reason in the docs. OPEN: a known fault, to be drawn again once it
-is mended. CONTENT: the oracle itself could not tell right from wrong.
+REFUSED: the library refuses it by design, with the reason in the docs. OPEN: a known fault, to be drawn again after it
+is fixed. CONTENT: the oracle itself could not distinguish right from wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Rule:
 
     Attributes:
       kind: `REFUSED`, `OPEN` or `CONTENT`.
-      reason: In words.
-      applies: Whether options are that.
+      reason: The reason in words.
+      applies: Whether the rule applies to options.
     """
 
     kind: str
@@ -96,7 +96,7 @@ RULES = (
     ),
     Rule(
         OPEN,
-        "a cache's flush is not atomic with the training beside it: saves are written between steps",
+        "a cache's flush is not atomic with concurrent training: saves are written between steps",
         lambda o: _cached(o) and o.background,
     ),
     # --- update rules ---
@@ -121,7 +121,7 @@ RULES = (
     # --- what restarts resume from ---
     Rule(
         CONTENT,
-        "without a checkpoint the next run of a named job starts slots anew at its first step, not at its beginning: a "
+        "without a checkpoint the next run of a named job resets slots at its first step, not at its beginning: a "
         "position would have two states",
         lambda o: o.policy == "live" and o.rule != "sgd",
     ),
@@ -130,38 +130,38 @@ RULES = (
         "the policy 'live' resumes at a step of the tables",
         lambda o: o.policy == "live" and o.schedule == "delayed",
     ),
-    Rule(CONTENT, "tables of an unnamed job are gone with it", lambda o: o.policy == "live" and not o.named),
+    Rule(CONTENT, "the tables of an unnamed job are removed with it", lambda o: o.policy == "live" and not o.named),
 )
 
 
-# Kills that are left out:
-# - OPEN: when the launcher and all ranks of several nodes die at once, one node may have published a step that another
-#   one has sealed; if the first then dies in its next mutation, the job cannot restart.
+# Kills that are not drawn:
+# - OPEN: If the launcher and all ranks of several nodes die at once, one node may have published a step that another
+#   node has only sealed. If the first node then dies in its next mutation, the job cannot restart.
 def avoided(options: Options, kill: Kill) -> bool:
     """Whether a kill is not drawn."""
     if kill.who == "everything" and _several_nodes(options):
         return True
-    if kill.who == "launcher":  # `tf-sparse-ps run` starts ranks of one machine here
+    if kill.who == "launcher":  # here, `tf-sparse-ps run` starts ranks of one machine
         return _several_nodes(options) or options.ranks < 2
     return False
 
 
 def objection(options: Options) -> Rule | None:
-    """The first rule against options."""
+    """Returns the first rule against options."""
     return next((rule for rule in RULES if rule.applies(options)), None)
 
 
-# Operations of a script that are left out:
-# - OPEN: a write, a learning rate or an evaluation of one rank alone makes ranks diverge; all ranks make all
+# Operations that scripts do not have:
+# - OPEN: A write, a learning rate or an evaluation of one rank alone makes ranks diverge, so all ranks make all
 #   operations.
-# - REFUSED: a second optimizer for tables that another one has trained; a draw has one.
-# - OPEN: refused steps and two batches per update move the position of `fit` behind a restart; they are left out of
-#   the policy "callback".
-# - OPEN: other processes wait for, and fail at, a sealed step; tables of several nodes are read between runs only by
-#   the next run, which decides that step first.
-# - CONTENT: `load_weights` sets the optimizer's iterations back, so that checkpoints are no longer in their order; it
-#   is drawn without checkpoints.
-# - REFUSED: looking ahead where all rows are in the memory of the machine.
+# - REFUSED: A second optimizer for tables that another one has trained. A draw has one optimizer.
+# - OPEN: Refused steps and two batches per update move the position of `fit` after a restart. The policy "callback"
+#   has neither.
+# - OPEN: Other processes wait for, and fail at, a sealed step. Only the next run reads the tables of several nodes
+#   between runs, and it decides that step first.
+# - CONTENT: `load_weights` resets the optimizer's iterations, so that checkpoints are no longer in their order. It is
+#   drawn without checkpoints.
+# - REFUSED: Looking ahead if all rows are in the memory of the machine.
 def may_look_ahead(options: Options) -> bool:
     """Whether `tsps.lookahead` is drawn."""
     return _cached(options) or _sharded(options) or options.any_table(storage="tiered")
@@ -173,7 +173,7 @@ def may_load_weights(options: Options) -> bool:
 
 
 def may_refuse(options: Options) -> bool:
-    """Whether a step that is refused is drawn. DelayedGlobal ends the job at one, and plans need profiles."""
+    """Whether a refused step is drawn. It ends a job under DelayedGlobal, and plans need profiles."""
     return options.policy != "callback" and options.schedule == "synchronous" and not _cached(options)
 
 

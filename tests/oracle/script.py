@@ -36,16 +36,16 @@ class Script:
         progress: Writer,
         faults: Faults,
     ) -> None:
-        """Does nothing yet.
+        """Prepares the rank; `run` makes the operations.
 
         Args:
-          options: Of the job.
+          options: The options of the job.
           net: The model.
           ranks: The job's collectives.
-          folder: Of this run, for snapshots.
-          shared: Of all runs of the draw, for files that operations write and read.
-          progress: Of this rank.
-          faults: Those of the control.
+          folder: The folder of this run, for snapshots.
+          shared: The folder of all runs of the draw, for files that operations write and read.
+          progress: The progress of this rank.
+          faults: The faults of the control.
         """
         self._options, self._net, self._ranks = options, net, ranks
         self._folder, self._shared, self._progress, self._faults = folder, shared, progress, faults
@@ -62,7 +62,7 @@ class Script:
         optimizer.apply_gradients(list(zip(tape.gradient(loss, variables), variables, strict=True)))
 
     def run(self, operations: tuple[Operation, ...], begin: tuple[int, int]) -> None:
-        """Makes the operations from a position on."""
+        """Makes all operations from a position on."""
         for number in range(begin[0], len(operations)):
             skipped = begin[1] if number == begin[0] else 0
             self._progress.write("running", number, skipped)
@@ -76,12 +76,12 @@ class Script:
             if operation.kind != "refused" and (self._options.schedule != "delayed" or drains(operation)):
                 self.write(f"at-{number + 1}-0", look_up=operation.kind == "look_up")
 
-    def write(self, label: str, *, look_up: bool = False, **more: np.ndarray) -> None:
-        """Writes a snapshot; no rank goes on before all have read their tables."""
-        found = snapshot.of_job(self._net)
+    def write(self, label: str, *, look_up: bool = False, **extra_arrays: np.ndarray) -> None:
+        """Writes a snapshot. No rank continues before all have read their tables."""
+        arrays = snapshot.of_job(self._net)
         if look_up:
-            found |= snapshot.looked_up(self._net, self._options, self._pools)
-        snapshot.write(self._folder, label, self._ranks.rank, found | more)
+            arrays |= snapshot.looked_up(self._net, self._options, self._pools)
+        snapshot.write(self._folder, label, self._ranks.rank, arrays | extra_arrays)
         self._ranks.barrier("oracle.snapshot")
 
     # --- operations ---
@@ -112,7 +112,7 @@ class Script:
             self._net.optimizer.rank_weight.assign(1.0)
 
     def _refused(self, operation: Operation, number: int) -> None:
-        """One rank has a gradient that is not finite: all are told, and nothing changes."""
+        """One rank has a gradient that is not finite: all ranks get the error, and nothing changes."""
         batch = data.batch(self._options, operation.first, self._ranks.rank)
         if self._ranks.rank == operation.table % self._ranks.size:
             batch.targets[0][:] = np.nan
@@ -127,16 +127,16 @@ class Script:
         raise AssertionError("a gradient that is not finite was not refused")
 
     def _look_up(self, operation: Operation, number: int) -> None:
-        """The snapshot that follows looks up all ids; here are some, which repeat."""
+        """Looks up some ids, which repeat. The snapshot that follows looks up all ids."""
         for t in range(len(self._options.tables)):
             self._net.look_up(t, data.asked(self._options, operation, t))
 
     def _evaluate(self, operation: Operation, number: int) -> None:
         inputs = network.inputs_of(self._options, data.batch(self._options, operation.first, self._ranks.rank))
-        found = self._net.model.predict(inputs, verbose=0, batch_size=self._options.batch)
+        predictions = self._net.model.predict(inputs, verbose=0, batch_size=self._options.batch)
         labels = np.zeros((self._options.batch, 1), np.float32)
         loss = self._net.model.evaluate(inputs, labels, verbose=0, batch_size=self._options.batch)
-        self.write(f"evaluated-{number + 1}-0", predictions=found, loss=np.asarray(loss))
+        self.write(f"evaluated-{number + 1}-0", predictions=predictions, loss=np.asarray(loss))
 
     def _set_weights(self, operation: Operation, number: int) -> None:
         matrix = data.matrix(self._options, operation.table, int(operation.value))
@@ -168,7 +168,7 @@ class Script:
         self._ranks.barrier("oracle.loaded")
 
     def _export(self, operation: Operation, number: int) -> None:
-        """A parameter file of each table; its content is read into a fresh table and compared like a snapshot."""
+        """Exports a parameter file of each table. The driver loads it into a new table, and compares the table."""
         if self._ranks.local_rank == 0:
             for binding in self._net.bindings:
                 path = self._folder / f"export-{number + 1}-{binding.config.name}-{binding.node}.tfsps"
@@ -177,15 +177,15 @@ class Script:
 
 
 def drains(operation: Operation) -> bool:
-    """Whether nothing is outstanding behind an operation under a delayed schedule."""
+    """Whether no gradient is outstanding after an operation under a delayed schedule."""
     return operation.kind in ("save", "drain", "rate") or operation.how == "fit"
 
 
 class Note(keras.callbacks.Callback):
-    """Notes each batch that `fit` begins."""
+    """Records each batch that `fit` begins."""
 
     def __init__(self, progress: Writer, number: int, skipped: int) -> None:
-        """Of the operation with this number, of which some steps were made before."""
+        """`number` is that of the operation. `skipped` of its steps were made before."""
         super().__init__()
         self._progress, self._number, self._done = progress, number, skipped
 

@@ -17,28 +17,28 @@ from tests.oracle.state import State
 from tests.oracle.timeline import Position, Timeline, after, end_of, forward
 
 _LABEL = re.compile(r"(begin|at|evaluated)-(\d+)-(\d+)")
-_NOT_EQUAL = 3  # problems of one comparison that are told
+_NOT_EQUAL = 3  # the number of problems of one comparison that are reported
 
 
 class Shadow:
-    """The model of a draw, and what it knows of the job.
+    """The model of a draw, and the known facts about the job.
 
     Attributes:
-      problems: What was wrong, in words.
-      comparison: Counts what was compared.
-      candidates: States that the tables of a named job may have, between two runs, by position, and within a drain by
-        how much of it was made; empty: not known, as where a restore was killed.
+      problems: Descriptions of all problems.
+      comparison: Compares, and counts the comparisons.
+      candidates: The states that the tables of a named job may have between two runs. Keys are positions, followed by
+        the number of applied gradients within a drain. Empty: unknown, for example after a restore was killed.
     """
 
     def __init__(self, plan: Plan) -> None:
-        """Nothing has run yet."""
+        """Begins before the first run."""
         self._plan, self._options = plan, plan.options
         self.problems: list[str] = []
         self.candidates: dict[tuple[int, ...], State] = {}
         self._model: Model | None = None
         self.comparison: Comparison | None = None
-        self._states: dict[Position, State] = {}  # of the last timeline that went through them
-        self._oldest = (0, 0)  # checkpoint that a restart may take
+        self._states: dict[Position, State] = {}  # from the last timeline that reached the positions
+        self._oldest = (0, 0)  # the oldest checkpoint that a restart may take
 
     def check(self, number: int, folder: Path, outcome: Outcome) -> None:
         """Compares everything that a run has left."""
@@ -63,15 +63,15 @@ class Shadow:
         self._look_ahead(outcome, timeline)
 
     def _begin(self, folder: Path) -> bool:
-        """Learns what follows from (seed, table, key); False: no rank came that far."""
+        """Learns the facts that follow from (seed, table, key); False: no rank has written them."""
         options = self._options
         files = sorted(folder.glob("rank*.json"))
         if not files:
             return False
         facts = [json.loads(path.read_text())["initializers"] for path in files]
-        if any(one != facts[0] for one in facts):
+        if any(facts_of_rank != facts[0] for facts_of_rank in facts):
             self.problems.append(f"initial values differ between ranks: {facts}")
-        from tf_sparse_ps import _table  # initial values are a function of the store's own
+        from tf_sparse_ps import _table  # the store itself computes initial values
 
         initial = []
         for t, fact in enumerate(facts[0]):
@@ -88,26 +88,29 @@ class Shadow:
     # --- where a run begins ---
 
     def _check_found(self, number: int, ranks: dict[int, Arrays]) -> None:
-        """Tables as a run has found them, before it restores anything."""
+        """Compares tables as a run has found them, before it restores anything."""
         assert self._model is not None
         assert self.comparison is not None
         if not self._options.named:
             self.candidates = {(0, 0): self._model.first()}
         if not self.candidates or self._options.any_table(cache="lru") or self._options.any_table(cache="admission"):
             return
-        tried = {
+        problems_of = {
             position: self.comparison.problems(state, ranks, tables_only=True)
             for position, state in self.candidates.items()
         }
-        right = {position: self.candidates[position] for position, problems in tried.items() if not problems}
-        if right:
-            self.candidates = right
+        matching = {position: self.candidates[position] for position, problems in problems_of.items() if not problems}
+        if matching:
+            self.candidates = matching
             return
-        fewest = min(tried, key=lambda position: len(tried[position]))
-        self._add(f"run {number} found tables of no state in {sorted(tried)}; nearest is {fewest}", tried[fewest])
+        fewest = min(problems_of, key=lambda position: len(problems_of[position]))
+        self._add(
+            f"run {number} found tables in a state that is not among {sorted(problems_of)}; nearest is {fewest}",
+            problems_of[fewest],
+        )
 
     def _timeline(self, number: int, begin: Position) -> Timeline | None:
-        """The states of a run that began here."""
+        """Returns the states of a run that began at a position; None: it must not begin there."""
         assert self._model is not None
         options = self._options
         if options.policy in ("checkpointer", "callback"):
@@ -120,12 +123,12 @@ class Shadow:
                 return None
             base = self._states[begin]
         else:
-            same = {forward(self._plan.operations, (at[0], at[1])): state for at, state in self.candidates.items()}
-            if begin not in same:
-                self.problems.append(f"run {number} began at {begin}, not at one of {sorted(same)}")
+            states_of = {forward(self._plan.operations, (at[0], at[1])): state for at, state in self.candidates.items()}
+            if begin not in states_of:
+                self.problems.append(f"run {number} began at {begin}, not at one of {sorted(states_of)}")
                 return None
-            base = same[begin]
-            if options.policy == "live":  # dense weights and the optimizer begin anew
+            base = states_of[begin]
+            if options.policy == "live":  # dense weights and the optimizer start again
                 base, first = base.copy(), self._model.first()
                 base.dense, base.dense_slots, base.iterations = first.dense, first.dense_slots, 0
                 base.rate, base.pending, base.in_cycle = first.rate, [], 0
@@ -133,7 +136,7 @@ class Shadow:
         self._states |= timeline.states
         return timeline
 
-    # --- what it left ---
+    # --- results of a run ---
 
     def _check_labels(self, number: int, shots: dict[str, dict[int, Arrays]], timeline: Timeline, folder: Path) -> None:
         assert self.comparison is not None
@@ -149,26 +152,26 @@ class Shadow:
                 operation = self._plan.operations[position[0] - 1]
                 for rank, arrays in ranks.items():
                     batch = data.batch(self._options, operation.first, rank)
-                    found = self.comparison.of_predictions(state, rank, arrays, batch)
-                    self._add(f"run {number}, {label}", found)
+                    problems = self.comparison.of_predictions(state, rank, arrays, batch)
+                    self._add(f"run {number}, {label}", problems)
                 continue
             self._add(f"run {number}, {label}", self.comparison.problems(state, ranks))
         for path in sorted(folder.glob("export-*.tfsps")):
             position = (int(path.name.split("-")[1]), 0)
             if position in timeline.states:
-                found = exports.problems(path, self._options, self.comparison, timeline.states[position])
-                self._add(f"run {number}, {path.name}", found)
+                problems = exports.problems(path, self._options, self.comparison, timeline.states[position])
+                self._add(f"run {number}, {path.name}", problems)
 
     def _check_end(self, number: int, shots: dict[str, dict[int, Arrays]], timeline: Timeline | None) -> None:
-        """A run that nobody killed has made the whole script, on all ranks."""
+        """Checks that a run without a kill has made the whole script, on all ranks."""
         end = end_of(self._plan.operations)
         label = f"at-{end[0]}-0"
         begun_at_end = timeline is not None and end in timeline.states and len(timeline.states) == 1
         if not begun_at_end and len(shots.get(label, {})) != self._options.ranks:
-            self.problems.append(f"run {number} ended without having come to the end of its script on all ranks")
+            self.problems.append(f"run {number} ended before the end of its script on some ranks")
 
     def _look_ahead(self, outcome: Outcome, timeline: Timeline | None) -> None:
-        """Notes which states the next run may find, and which checkpoint is the oldest that it may take."""
+        """Records the states that the next run may find, and the oldest checkpoint that it may take."""
         notes = outcome.progress
         begun = [note for note in notes if note is not None and note.phase in ("running", "done")]
         if timeline is None:
@@ -176,13 +179,13 @@ class Shadow:
                 self.candidates = {}
             return
         operations = self._plan.operations
-        # A rank that has not begun the script has not passed where the run began.
+        # A rank that has not begun the script has not passed the beginning of the run.
         passed = [(note.op, note.sub) for note in begun]
         low = min(passed if len(begun) == len(notes) else timeline.states)
         high = after(operations, max(passed)) if passed else low
         self._oldest = max(self._oldest, checkpoint_rules.oldest(self._plan, begun))
         positions = timeline.between(low, high)
-        # Loading weights is several changes of the tables, one after another.
+        # Loading weights changes the tables several times, one after another.
         loads = any(operations[op].kind == "load_weights" for op, _ in positions if op < len(operations))
         self.candidates = {} if loads else {position: timeline.states[position] for position in positions}
         assert self._model is not None
@@ -196,7 +199,7 @@ class Shadow:
             self.problems.append(f"{where}: and {len(problems) - _NOT_EQUAL} more")
 
     def edit(self, number: int, position: tuple[int, ...]) -> None:
-        """Tables were written between two runs, where they were in the state of a position."""
+        """Records that the tables were written between two runs, in the state of a position."""
         assert self._model is not None
         state = self.candidates[position].copy()
         self._model.edit(state, number)

@@ -1,4 +1,4 @@
-"""What a job has at one moment, as the model knows it."""
+"""The state of a job at one moment, in the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class TableState:
     """A table; row i is that of the i-th key of its pool.
 
     Attributes:
-      present: bool[keys]: whether there is a row.
-      rows: float32[keys, dim]; of absent keys their initial values.
-      slots: float32[keys, dim] or [keys, 1] each; of absent keys their initial values.
+      present: bool[keys]: whether the table has a row.
+      rows: float32[keys, dim]; for absent keys, their initial values.
+      slots: float32[keys, dim] or [keys, 1] each; for absent keys, their initial values.
     """
 
     present: np.ndarray
@@ -29,15 +29,15 @@ class State:
     """A job between two operations.
 
     Attributes:
-      tables: One for each table.
+      tables: The state of each table.
       dense: float32[1, n].
-      dense_slots: Of the wrapped optimizer.
-      step: Committed steps of the tables.
-      iterations: Updates that the optimizer counts.
-      rate: Learning rate.
-      pending: Gradients of tables that a delayed schedule has not applied: of each step, of each table a dict from
+      dense_slots: The slots of the wrapped optimizer.
+      step: The number of committed steps of the tables.
+      iterations: The number of updates that the optimizer counts.
+      rate: The learning rate.
+      pending: Gradients of tables that a delayed schedule has not applied. For each step: for each table, a dict from
         position in the pool to gradient; the learning rate; the number of the update.
-      in_cycle: Steps since the delayed schedule drained.
+      in_cycle: The number of steps since the delayed schedule drained.
       saved: Tables, dense weights, iterations and rate that `save_weights` wrote, or None.
     """
 
@@ -52,5 +52,5 @@ class State:
     saved: Any = None
 
     def copy(self) -> State:
-        """A deep copy."""
+        """Returns a deep copy."""
         return copy.deepcopy(self)

@@ -1,4 +1,4 @@
-"""All states that a run of a job goes through, by position in its script."""
+"""All states of a run of a job, by position in its script."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tests.oracle.model import Model
 from tests.oracle.options import Operation
 from tests.oracle.state import State
 
-Position = tuple[int, int]  # number of the operation, steps of it that are made
+Position = tuple[int, int]  # the number of the operation, and of its steps that are made
 
 
 def steps_of(operation: Operation) -> int:
-    """Steps of training in an operation; a refused one is none."""
+    """Returns the number of training steps of an operation. A refused step does not count."""
     return sum(operation.epochs) if operation.epochs else operation.steps
 
 
 def end_of(operations: Sequence[Operation]) -> Position:
-    """The position behind the last operation."""
+    """Returns the position after the last operation."""
     return len(operations), 0
 
 
 def after(operations: Sequence[Operation], position: Position) -> Position:
-    """The position behind the next step or operation."""
+    """Returns the position after the next step or operation."""
     op, sub = position
     if op >= len(operations):
         return position
@@ -30,7 +30,7 @@ def after(operations: Sequence[Operation], position: Position) -> Position:
 
 
 def forward(operations: Sequence[Operation], position: Position) -> Position:
-    """The next position at which there is a step to make: where a job begins that knows nothing but its tables."""
+    """Returns the next position with a step to make. A job that knows only its tables begins there."""
     op, sub = position
     while sub == 0 and op < len(operations) and not steps_of(operations[op]):
         op += 1
@@ -38,10 +38,10 @@ def forward(operations: Sequence[Operation], position: Position) -> Position:
 
 
 class Timeline:
-    """States of a run from where it begins.
+    """The states of a run from its beginning.
 
     Attributes:
-      states: By position; (i, n) of an operation of n steps is (i + 1, 0).
+      states: The states by position; (i, n) of an operation of n steps is (i + 1, 0).
     """
 
     def __init__(self, model: Model, operations: Sequence[Operation], begin: Position, state: State) -> None:
@@ -53,17 +53,17 @@ class Timeline:
             operation = operations[position[0]]
             if steps_of(operation):
                 model.train(state, operation.first + position[1], operation.weights)
-                behind = after(operations, position)
-                if behind[1] == 0 and (operation.how == "fit" or operation.epochs):
+                next_position = after(operations, position)
+                if next_position[1] == 0 and (operation.how == "fit" or operation.epochs):
                     model.drain(state)
                 elif operation.epochs and state.iterations % model.options.every == 0:
-                    model.drain(state)  # a checkpoint is saved
+                    model.drain(state)  # saving a checkpoint drains
             else:
                 model.make(state, operation)
-                behind = after(operations, position)
-            position = behind
+                next_position = after(operations, position)
+            position = next_position
             self.states[position] = state.copy()
 
     def between(self, low: Position, high: Position) -> list[Position]:
         """The positions of this timeline in a range, both ends included."""
-        return sorted(one for one in self.states if low <= one <= high)
+        return sorted(position for position in self.states if low <= position <= high)

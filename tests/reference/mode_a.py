@@ -1,7 +1,7 @@
-"""A plain NumPy simulation of mode A on N nodes x R ranks, in float32, with our order of operations.
+"""A plain NumPy simulation of mode A on N nodes x R ranks, in float32, with the library's order of operations.
 
-Nothing is shared with the package: what is here is what the documentation says. Tables are dicts from key to row; every
-rank brings its dense gradients and, per table, the gradients of the ids of its batch, in the batch's order.
+It shares no code with the package: it follows the documentation. Tables are dicts from key to row. Every rank
+contributes dense gradients and, for each table, the gradients of the ids of its batch, in the batch's order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ F = np.float32
 
 @dataclasses.dataclass
 class SparseBatch:
-    """What one rank has for one table in one step.
+    """One rank's gradients for one table in one step.
 
     Attributes:
-      ids: int64[n], repeated at will.
+      ids: int64[n], which may repeat.
       grads: float32[n, dim], the gradient of the row of each id.
     """
 
@@ -28,7 +28,7 @@ class SparseBatch:
 
 
 def local_sums(batch: SparseBatch) -> dict[int, np.ndarray]:
-    """One gradient per key of one rank, added in the batch's order."""
+    """Returns one gradient per key of one rank, added up in the batch's order."""
     sums: dict[int, np.ndarray] = {}
     for key, grad in zip(batch.ids.tolist(), batch.grads, strict=True):
         sums[key] = sums[key] + grad if key in sums else grad.astype(F)
@@ -36,16 +36,16 @@ def local_sums(batch: SparseBatch) -> dict[int, np.ndarray]:
 
 
 def add_up(parts: Sequence[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
-    """One gradient per key, added in the order of the parts."""
+    """Returns one gradient per key, added up in the order of the parts."""
     sums: dict[int, np.ndarray] = {}
-    for own in parts:
-        for key, grad in own.items():
+    for part in parts:
+        for key, grad in part.items():
             sums[key] = sums[key] + grad if key in sums else grad
     return sums
 
 
 def rounded(values: np.ndarray, wire: str) -> np.ndarray:
-    """float32 values as they come out of a wire of "float32", "bfloat16" or "float16"."""
+    """Returns float32 values after a wire of type "float32", "bfloat16" or "float16" has rounded them."""
     if wire == "float16":
         return values.astype(np.float16).astype(F)
     if wire == "bfloat16":  # the upper half of a float32, rounded to nearest even
@@ -57,19 +57,19 @@ def rounded(values: np.ndarray, wire: str) -> np.ndarray:
 def reduce_sparse(
     ranks: Sequence[dict[int, np.ndarray]], reduction: str, senders: Sequence[Sequence[int]], wire: str
 ) -> dict[int, np.ndarray]:
-    """One gradient per key of the job.
+    """Returns one gradient per key of the job.
 
     Args:
       ranks: Each rank's gradients.
       reduction: "frequency", "average" or "sum".
-      senders: The ranks whose sum travels as one, in order: of a node, or of each rank alone.
-      wire: What a sender's gradients are rounded to.
+      senders: The groups of ranks that send one sum each, in order: the ranks of a node, or each rank alone.
+      wire: The type that a sender's gradients are rounded to.
     """
-    sent = [{key: rounded(row, wire) for key, row in add_up([ranks[r] for r in own]).items()} for own in senders]
+    sent = [{key: rounded(row, wire) for key, row in add_up([ranks[r] for r in group]).items()} for group in senders]
     sums = add_up(sent)
     counts: dict[int, int] = {}
-    for own in ranks:
-        for key in own:
+    for gradients in ranks:
+        for key in gradients:
             counts[key] = counts.get(key, 0) + 1
     divisor: dict[str, Callable[[int], float]] = {
         "frequency": lambda key: counts[key],
@@ -80,11 +80,11 @@ def reduce_sparse(
 
 
 def reduce_dense(ranks: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """The weighted mean over ranks, added in rank order. Of a rank of weight 0 nothing counts, NaN included."""
+    """Returns the weighted mean over ranks, added up in rank order. Ranks of weight 0 do not count, even with NaN."""
     total = np.zeros_like(ranks[0], F)
-    for own, weight in zip(ranks, weights, strict=True):
+    for gradient, weight in zip(ranks, weights, strict=True):
         if weight > 0:
-            total = total + own.astype(F) * F(weight)
+            total = total + gradient.astype(F) * F(weight)
     return (total / F(sum(weights))).astype(F) if sum(weights) > 0 else total
 
 
@@ -92,12 +92,12 @@ class Rule:
     """An update rule with its slots, for one array or for a dict of rows."""
 
     def __init__(self, kind: str, **options: float) -> None:
-        """`kind`: "sgd", "adagrad", "adam"; options as in Keras."""
+        """`kind`: "sgd", "adagrad" or "adam". `options`: as in Keras."""
         self.kind, self.options = kind, options
         self.slots: dict[object, list[np.ndarray]] = {}
 
     def update(self, name: object, weight: np.ndarray, grad: np.ndarray, rate: float, step: int) -> np.ndarray:
-        """The new value of `weight`. `step` counts from 1."""
+        """Returns the new value of `weight`. `step` counts from 1."""
         rate32 = F(rate)
         if self.kind == "sgd":
             return weight - rate32 * grad
@@ -110,7 +110,7 @@ class Rule:
         if self.kind == "adam":
             beta_1, beta_2 = F(self.options.get("beta_1", 0.9)), F(self.options.get("beta_2", 0.999))
             m, v = self.slots.get(name, [np.zeros_like(weight), np.zeros_like(weight)])
-            # The correction in double: 1 - beta^t cancels badly in float.
+            # The correction is computed in double precision: 1 - beta^t cancels badly in float.
             alpha = F(rate * np.sqrt(1 - float(beta_2) ** step) / (1 - float(beta_1) ** step))
             m = m + (grad - m) * F(1 - float(beta_1))
             v = v + (grad * grad - v) * F(1 - float(beta_2))
@@ -134,10 +134,18 @@ class Simulation:
         row_types: Sequence[str] | None = None,
         pull_wires: Sequence[str] | None = None,
     ) -> None:
-        """Starts from dense weights and from tables that hold every key that will be used.
+        """Starts from dense weights and from tables that contain all keys of the test.
 
-        `senders` and `wire` as in `reduce_sparse`. Of each table: what its rows are rounded to when they are updated
-        (to nearest), and when they are looked up; None: nothing.
+        Args:
+          dense: The initial dense weights.
+          tables: The initial rows by key.
+          kind: The update rule.
+          reduction: See `reduce_sparse`.
+          rate: The learning rate.
+          senders: See `reduce_sparse`.
+          wire: See `reduce_sparse`.
+          row_types: The type that each table's updated rows are rounded to (to nearest). None: no rounding.
+          pull_wires: The type that each table's looked-up rows are rounded to. None: no rounding.
         """
         self.row_types = row_types or ["float32"] * len(tables)
         self.pull_wires = pull_wires or ["float32"] * len(tables)
@@ -148,11 +156,11 @@ class Simulation:
         self.dense_rule, self.table_rules = Rule(kind), [Rule(kind) for _ in tables]
 
     def rows(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """float32[n, dim]: rows of ids."""
+        """Returns float32[n, dim], the rows of ids."""
         return np.stack([self.tables[table][key] for key in ids.tolist()])
 
     def seen(self, table: int, ids: np.ndarray) -> np.ndarray:
-        """float32[n, dim]: rows of ids as look-ups give them."""
+        """Returns float32[n, dim], the rows of ids as lookups return them."""
         return rounded(self.rows(table, ids), self.pull_wires[table])
 
     def train(
@@ -161,21 +169,23 @@ class Simulation:
         sparse: Sequence[Sequence[SparseBatch | None]],
         weights: Sequence[float] | None = None,
     ) -> None:
-        """One step.
+        """Makes one step.
 
         Args:
           dense: `dense[rank][weight]`, gradients.
-          sparse: `sparse[rank][table]`; None where the rank did not touch the table.
-          weights: Of each rank in the dense mean; None: 1. What a rank of weight 0 has for tables is left out.
+          sparse: `sparse[rank][table]`; None if the rank did not use the table.
+          weights: Each rank's weight in the dense mean; None: 1. Sparse gradients of ranks of weight 0 are left out.
         """
         weights = [1.0] * len(dense) if weights is None else weights
-        sparse = [own if weight > 0 else [None] * len(own) for own, weight in zip(sparse, weights, strict=True)]
+        sparse = [
+            batches if weight > 0 else [None] * len(batches) for batches, weight in zip(sparse, weights, strict=True)
+        ]
         self.step += 1
         for i, weight in enumerate(self.dense):
-            grad = reduce_dense([own[i] for own in dense], weights)
+            grad = reduce_dense([gradients[i] for gradients in dense], weights)
             self.dense[i] = self.dense_rule.update(i, weight, grad, self.rate, self.step)
         for t, rows in enumerate(self.tables):
-            per_rank = [{} if own[t] is None else local_sums(own[t]) for own in sparse]
+            per_rank = [{} if batches[t] is None else local_sums(batches[t]) for batches in sparse]
             for key, grad in reduce_sparse(per_rank, self.reduction, self.senders, self.wire).items():
                 updated = self.table_rules[t].update(key, rows[key], grad, self.rate, self.step)
                 rows[key] = rounded(updated, self.row_types[t])

@@ -1,7 +1,7 @@
-"""A plain NumPy simulation of mode C: local steps at once, global gradients late, in float32.
+"""A plain NumPy simulation of mode C in float32: local steps are immediate, global gradients arrive late.
 
-Nothing is shared with the package: what is here is what docs/schedules.md says. Global gradients arrive exactly S
-iterations after their own. Weights are one vector per rank.
+It shares no code with the package: it follows docs/schedules.md. Global gradients arrive exactly S iterations after
+their local gradients. Weights are one vector per rank.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ F = np.float32
 
 
 @dataclasses.dataclass
-class Letter:
-    """A local step whose global gradient has not come.
+class LocalStep:
+    """A local step whose global gradient has not arrived.
 
     Attributes:
-      own: float32[n], the local gradient.
-      taken: float32[n], how the local step changed the weights.
-      rate: Its learning rate.
+      gradient: float32[n], the local gradient.
+      change: float32[n], the change of the weights by the local step.
+      rate: The learning rate of the step.
     """
 
-    own: np.ndarray
-    taken: np.ndarray
+    gradient: np.ndarray
+    change: np.ndarray
     rate: np.float32
 
 
@@ -34,26 +34,26 @@ class Rule:
     """An optimizer of one rank: "sgd", "momentum", "nesterov", "adagrad" or "adam", with Keras's defaults."""
 
     def __init__(self, kind: str, n: int, beta: float = 0.9) -> None:
-        """For n weights."""
+        """Creates the optimizer for n weights."""
         self.kind, self.beta = kind, F(beta)
-        first = np.full(n, F(0.1)) if kind == "adagrad" else np.zeros(n, F)
-        self.slots = {"sgd": [], "adam": [np.zeros(n, F), np.zeros(n, F)]}.get(kind, [first])
+        first_slot = np.full(n, F(0.1)) if kind == "adagrad" else np.zeros(n, F)
+        self.slots = {"sgd": [], "adam": [np.zeros(n, F), np.zeros(n, F)]}.get(kind, [first_slot])
         self.seen = 0
 
     def local(self, gradient: np.ndarray, rate: np.float32) -> np.ndarray:
-        """What the local step adds to the weights."""
+        """Returns the change of the weights by a local step."""
         if self.kind == "sgd":
             return -rate * gradient
         if self.kind in ("momentum", "nesterov"):
             self.slots[0] = self.beta * self.slots[0] - rate * gradient
             return self.beta * self.slots[0] - rate * gradient if self.kind == "nesterov" else self.slots[0].copy()
-        kept = [slot.copy() for slot in self.slots], self.seen
+        state_before = [slot.copy() for slot in self.slots], self.seen
         step = self.step(gradient, rate)
-        self.slots, self.seen = kept
+        self.slots, self.seen = state_before
         return step
 
     def step(self, gradient: np.ndarray, rate: np.float32) -> np.ndarray:
-        """What the optimizer's own step, of Adagrad and Adam, adds to the weights."""
+        """Returns the change of the weights by Adagrad's or Adam's own step."""
         self.seen += 1
         if self.kind == "adagrad":
             self.slots[0] = self.slots[0] + gradient * gradient
@@ -64,11 +64,11 @@ class Rule:
         alpha = F(float(rate) * np.sqrt(1 - 0.999**self.seen) / (1 - 0.9**self.seen))
         return -m * alpha / (np.sqrt(v) + F(1e-7))
 
-    def correct(self, letter: Letter, mean: np.ndarray, rate: np.float32, late: int) -> np.ndarray:
-        """What to add to the weights when the global gradient of a local step made `late` steps ago has come."""
+    def correct(self, local_step: LocalStep, mean: np.ndarray, rate: np.float32, late: int) -> np.ndarray:
+        """Returns the change of the weights when the global gradient of a local step arrives, `late` steps after it."""
         if self.kind in ("adagrad", "adam"):
-            return self.step(mean, rate) - letter.taken
-        missing = letter.rate * letter.own - rate * mean
+            return self.step(mean, rate) - local_step.change
+        missing = local_step.rate * local_step.gradient - rate * mean
         if self.kind == "sgd":
             return missing
         self.slots[0] = self.slots[0] + F(self.beta**late) * missing
@@ -91,16 +91,16 @@ class Simulation:
         tables: Sequence[dict[int, np.ndarray]] = (),
         senders: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Starts all ranks from equal weights, float32[n]; tables, reduced by frequency, as in `mode_a.Simulation`."""
+        """Starts all ranks from equal weights, float32[n]. Tables: as in `mode_a.Simulation`, with "frequency"."""
         self.weights = [weights.astype(F) for _ in range(ranks)]
         self.rules = [Rule(kind, len(weights)) for _ in range(ranks)]
         self.staleness, self.cycle, self.apply = staleness, cycle, apply
-        self.letters: list[list[Letter]] = [[] for _ in range(ranks)]  # of each rank, oldest first
-        self.means: list[tuple[np.ndarray, np.float32]] = []  # of the same steps
+        self.local_steps: list[list[LocalStep]] = [[] for _ in range(ranks)]  # of each rank, oldest first
+        self.means: list[tuple[np.ndarray, np.float32]] = []  # the global gradients of these steps
         self.in_cycle, self.with_samples, self.discarded, self.most_late = 0, [0] * ranks, 0, 0
         self.tables = [{key: row.astype(F) for key, row in table.items()} for table in tables]
         self.table_rule, self.senders = mode_a.Rule("sgd"), senders
-        self.sparse: list[tuple[list[dict[int, np.ndarray]], float]] = []  # reduced, per table, with their rates
+        self.sparse: list[tuple[list[dict[int, np.ndarray]], float]] = []  # reduced, per table; their rates
 
     def train(
         self,
@@ -109,28 +109,29 @@ class Simulation:
         weights: Sequence[float] | None = None,
         sparse: Sequence[Sequence[mode_a.SparseBatch]] = (),
     ) -> None:
-        """One iteration of every rank.
+        """Makes one iteration of every rank.
 
         Args:
-          gradient: Of a rank at its weights.
-          rate: Learning rate.
-          weights: Of each rank in the means; None: 1.
+          gradient: Returns the gradient of a rank at its weights.
+          rate: The learning rate.
+          weights: Each rank's weight in the means; None: 1.
           sparse: `sparse[rank][table]`.
         """
         ranks = range(len(self.weights))
         weights = [1.0] * len(ranks) if weights is None else weights
-        own = [gradient(r, self.weights[r]).astype(F) * F(weights[r] > 0) for r in ranks]
+        local_gradients = [gradient(r, self.weights[r]).astype(F) * F(weights[r] > 0) for r in ranks]
         for r in ranks:
-            taken = self.rules[r].local(own[r], F(rate))
-            self.weights[r] = self.weights[r] + taken
-            self.letters[r].append(Letter(own[r], taken, F(rate)))
+            change = self.rules[r].local(local_gradients[r], F(rate))
+            self.weights[r] = self.weights[r] + change
+            self.local_steps[r].append(LocalStep(local_gradients[r], change, F(rate)))
             self.with_samples[r] += weights[r] > 0
         total = sum(weights)
-        self.means.append((mode_a.reduce_dense(own, weights), F(rate)))
+        self.means.append((mode_a.reduce_dense(local_gradients, weights), F(rate)))
         assert total > 0
         if self.tables:
             parts = [
-                [mode_a.local_sums(one) if w > 0 else {} for one in of] for of, w in zip(sparse, weights, strict=True)
+                [mode_a.local_sums(batch_of_table) if w > 0 else {} for batch_of_table in batches]
+                for batches, w in zip(sparse, weights, strict=True)
             ]
             reduced = [
                 mode_a.reduce_sparse([part[t] for part in parts], "frequency", self.senders, "float32")
@@ -144,7 +145,7 @@ class Simulation:
             self._take(len(self.means) - self.staleness)
 
     def drain(self) -> None:
-        """Takes what is outstanding, and averages."""
+        """Applies the outstanding global gradients, and averages."""
         self._take(len(self.means))
         done = [F(n / self.in_cycle) for n in self.with_samples]
         self.weights = [self._mean(self.weights, done)] * len(self.weights)
@@ -156,7 +157,7 @@ class Simulation:
 
     @staticmethod
     def _mean(arrays: Sequence[np.ndarray], weights: Sequence[np.float32]) -> np.ndarray:
-        total = sum((one * weight for one, weight in zip(arrays, weights, strict=True)), np.zeros_like(arrays[0]))
+        total = sum((array * weight for array, weight in zip(arrays, weights, strict=True)), np.zeros_like(arrays[0]))
         return (total / sum(weights, F(0))).astype(F)
 
     def _take(self, n: int) -> None:
@@ -172,10 +173,10 @@ class Simulation:
             self.most_late = max(self.most_late, late)
             mean, rate = self.means[k]
             for r, rule in enumerate(self.rules):
-                self.weights[r] = self.weights[r] + rule.correct(self.letters[r][k], mean, rate, late)
+                self.weights[r] = self.weights[r] + rule.correct(self.local_steps[r][k], mean, rate, late)
         for reduced, rate in self.sparse[:n]:
             for table, gradients in zip(self.tables, reduced, strict=True):
                 for key, row in gradients.items():
                     table[key] = self.table_rule.update(key, table[key], row, rate, 0)
         self.means, self.sparse = self.means[n:], self.sparse[n:]
-        self.letters = [one[n:] for one in self.letters]
+        self.local_steps = [steps[n:] for steps in self.local_steps]

@@ -1,6 +1,6 @@
-"""Row optimizers and rows of 16 bits in NumPy, in float32, with our order of operations: equal bit for bit.
+"""Row optimizers and 16-bit rows in NumPy, in float32, with the library's order of operations: equal bit for bit.
 
-Nothing is shared with the package: what is here is what the documentation says.
+It shares no code with the package: it follows the documentation.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ Slots = list[np.ndarray]
 
 
 def update(kind: str, hyper: Sequence[float], w: np.ndarray, slots: Slots, g: np.ndarray) -> tuple[np.ndarray, Slots]:
-    """One update of rows float32[n, dim] with slots of the same shape ([n, 1], row-wise).
+    """Makes one update of rows float32[n, dim] with slots of the same shape ([n, 1] for row-wise rules).
 
     Args:
       kind: The rule's name in the store.
-      hyper: Its hyperparameters in the store's order.
-      w, slots, g: Rows, slots and gradients; nothing is changed in place.
+      hyper: The hyperparameters in the store's order.
+      w, slots, g: Rows, slots and gradients, which stay unchanged.
+
+    Returns:
+      The new rows and slots.
     """
-    h = [F(one) for one in hyper]
+    h = [F(value) for value in hyper]
     lr = h[0]
     if kind == "sgd":
         return w - lr * g, []
@@ -58,28 +61,28 @@ def update(kind: str, hyper: Sequence[float], w: np.ndarray, slots: Slots, g: np
     assert kind == "ftrl"
     l1, l2, shrinkage = h[1], h[2] + h[4] / (F(2) * lr), h[3]
     total, linear = slots
-    after = total + g * g
-    root = np.sqrt(after)
+    new_total = total + g * g
+    root = np.sqrt(new_total)
     line = linear + (g + F(2) * shrinkage * w - (root - np.sqrt(total)) / lr * w)
-    return (np.clip(line, -l1, l1) - line) / (root / lr + F(2) * l2), [after, line]
+    return (np.clip(line, -l1, l1) - line) / (root / lr + F(2) * l2), [new_total, line]
 
 
 def _rmsprop(kind: str, h: list[Any], w: np.ndarray, slots: Slots, g: np.ndarray) -> tuple[np.ndarray, Slots]:
     lr, rho, momentum, epsilon = h
     velocity = rho * slots[0] + (F(1) - rho) * (g * g)
-    divisor, kept = velocity, []
+    divisor, more_slots = velocity, []
     if "centered" in kind:
         mean = rho * slots[-1] + (F(1) - rho) * g
-        divisor, kept = velocity - mean * mean, [mean]
+        divisor, more_slots = velocity - mean * mean, [mean]
     change = lr * g / np.sqrt(divisor + epsilon)
     if "momentum" in kind:
         change = momentum * slots[1] + change
-        kept = [change, *kept]
-    return w - change, [velocity, *kept]
+        more_slots = [change, *more_slots]
+    return w - change, [velocity, *more_slots]
 
 
 def _adam(h: list[Any]) -> tuple[Any, ...]:
-    """In double, as 1 - beta^t cancels in float; the power by squaring."""
+    """Computes in double precision, because 1 - beta^t cancels in float. The power is computed by squaring."""
     beta_1, beta_2, t = float(h[1]), float(h[2]), int(h[4])
     alpha = float(h[0]) * np.sqrt(1 - _power(beta_2, t)) / (1 - _power(beta_1, t))
     return F(alpha), F(1 - beta_1), F(1 - beta_2), h[3]
@@ -96,13 +99,13 @@ def _power(base: float, exponent: int) -> float:
 
 
 def _sum_of_squares(g: np.ndarray) -> np.ndarray:
-    """Of rows, float32[n, 1]: 16 partial sums, added after what is left of the row."""
-    lanes, whole = 16, g.shape[1] // 16 * 16
+    """Returns the sums of rows, float32[n, 1]: 16 partial sums are added to the sum of the remaining elements."""
+    lanes, n_in_lanes = 16, g.shape[1] // 16 * 16
     partial = np.zeros((len(g), lanes), F)
-    for i in range(0, whole, lanes):
+    for i in range(0, n_in_lanes, lanes):
         partial += g[:, i : i + lanes] * g[:, i : i + lanes]
     total = np.zeros(len(g), F)
-    for i in range(whole, g.shape[1]):
+    for i in range(n_in_lanes, g.shape[1]):
         total += g[:, i] * g[:, i]
     for k in range(lanes):
         total += partial[:, k]
@@ -113,24 +116,24 @@ def _sum_of_squares(g: np.ndarray) -> np.ndarray:
 
 
 def widen(stored: np.ndarray) -> np.ndarray:
-    """The floats that rows of 16 bits stand for."""
+    """Returns the floats that 16-bit rows represent."""
     return stored.astype(F)
 
 
 def nearest(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Rounded to the nearest, ties to even; finite values stay finite."""
+    """Rounds to the nearest value, ties to even. Finite values stay finite."""
     most = F(ml_dtypes.finfo(TYPES[dtype]).max)
     limited = np.where(np.isfinite(values), np.clip(values, -most, most), values)
     return limited.astype(TYPES[dtype])
 
 
 def stochastic(values: np.ndarray, dtype: str, draws: np.ndarray) -> np.ndarray:
-    """Rounded up or down.
+    """Rounds up or down.
 
     Args:
-      values: Finite float32[n, dim], far from the end of the range.
+      values: Finite float32[n, dim], far from the largest finite value.
       dtype: "bfloat16" or "float16".
-      draws: uint64[n]: `row_draws`.
+      draws: uint64[n], from `row_draws`.
     """
     low, high = (draws & 0xFFFFFFFF).astype(np.uint32)[:, None], (draws >> 32).astype(np.uint32)[:, None]
     x = low + np.arange(values.shape[1], dtype=np.uint32) * np.uint32(0x9E3779B9)
@@ -144,12 +147,12 @@ def stochastic(values: np.ndarray, dtype: str, draws: np.ndarray) -> np.ndarray:
     drawn_bits = 23 - fraction_bits
     exponents = np.maximum(np.frexp(values)[1] - 1, smallest)
     units = np.trunc(np.ldexp(np.abs(values).astype(np.float64), drawn_bits + fraction_bits - exponents))
-    kept = np.floor(np.ldexp(units + (x >> np.uint32(32 - drawn_bits)), -drawn_bits))
-    return np.copysign(np.ldexp(kept, exponents - fraction_bits), values).astype(TYPES[dtype])
+    magnitude = np.floor(np.ldexp(units + (x >> np.uint32(32 - drawn_bits)), -drawn_bits))
+    return np.copysign(np.ldexp(magnitude, exponents - fraction_bits), values).astype(TYPES[dtype])
 
 
 def row_draws(seed: int, salt: int, keys: np.ndarray, step: int) -> np.ndarray:
-    """What the rounding of rows depends on, uint64[n]."""
+    """Returns uint64[n], which decide the rounding of rows."""
     of_table = _hash(np.uint64(salt), _hash(np.uint64(seed), np.uint64(0)))
     return _hash(np.uint64(step), _hash(keys.astype(np.int64).view(np.uint64), of_table))
 

@@ -1,4 +1,4 @@
-"""The reference itself, against numbers worked out by hand and against float64."""
+"""The reference itself agrees with numbers computed by hand and with float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def flat(ranks: list[dict[int, np.ndarray]], reduction: str) -> dict[int, np.nda
 
 
 def published_example() -> list[SparseBatch]:
-    """Keys e f g h i on three ranks, with frequencies 2 1 2 1 3; rank r's gradient of its n-th key is 10 r + n."""
+    """Keys e f g h i on three ranks, with frequencies 2 1 2 1 3. Rank r's gradient of its n-th key is 10 r + n."""
     e, f, g, h, i = range(5)
     ranks = []
     for rank, keys in enumerate([[e, f, i], [g, i, e], [h, g, i]]):
@@ -45,8 +45,8 @@ def test_a_key_counts_once_per_rank() -> None:
 
 
 def test_what_travels_is_the_rounded_sum_of_a_sender() -> None:
-    ranks = [{1: np.array([one], np.float32)} for one in (1.0, 2.0**-8, 2.0**-9, 4.0)]
-    # 1 + 2^-8 lies halfway between two bfloat16 and goes to the even one; 4 + 2^-9 is rounded down.
+    ranks = [{1: np.array([value], np.float32)} for value in (1.0, 2.0**-8, 2.0**-9, 4.0)]
+    # 1 + 2^-8 lies halfway between two bfloat16 values and is rounded to the even one; 4 + 2^-9 is rounded down.
     assert reduce_sparse(ranks, "sum", [[0, 1], [2, 3]], "bfloat16")[1] == 1 + 4
     assert reduce_sparse(ranks, "sum", [[0, 1], [2, 3]], "float32")[1] == 5 + 2.0**-8 + 2.0**-9
     assert reduce_sparse(ranks, "frequency", [[0, 1], [2, 3]], "bfloat16")[1] == 5 / 4

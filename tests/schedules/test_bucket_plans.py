@@ -1,4 +1,4 @@
-"""From ready times to buckets: where they are cut, how many there are, when it is looked again; plans in files."""
+"""Ready times become buckets: where they are cut, how many there are, when profiles are repeated; plans in files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MB = 1 << 20
 
 
 def gradients(*sizes: int) -> list[Gradient]:
-    """float32 ones of so many bytes."""
+    """Returns float32 gradients of these sizes in bytes."""
     return [Gradient(f"weight{i}", (size // 4,), "float32") for i, size in enumerate(sizes)]
 
 
@@ -34,14 +34,14 @@ def plan_of(
     return make_plan(gradients(*sizes), np.array([ready_ms]) * 1e-3, 2, cost, **options)
 
 
-THREE = [0.0, 1.0, 20.0, 21.0, 40.0, 41.0]  # ms, three clusters
+THREE = [0.0, 1.0, 20.0, 21.0, 40.0, 41.0]  # milliseconds; three clusters
 
 
 def test_buckets_are_cut_in_the_widest_gaps_and_points_are_their_middles() -> None:
     plan = plan_of(THREE, [MB] * 6, latency_ms=1, ms_per_mb=5)
     assert plan.buckets == ((0, 1), (2, 3), (4, 5))
     assert plan.points_s == pytest.approx((10.5e-3, 30.5e-3))
-    assert plan.ready_s == pytest.approx([one * 1e-3 for one in THREE])
+    assert plan.ready_s == pytest.approx([ready * 1e-3 for ready in THREE])
     assert plan.candidates_s[:3] == pytest.approx((0.072, 0.062, 0.052))
 
 
@@ -53,7 +53,7 @@ def test_buckets_follow_readiness_not_the_order_of_the_model() -> None:
 def test_sending_that_takes_the_processors_hides_nothing() -> None:
     three = plan_of(THREE, [MB] * 6, latency_ms=1, ms_per_mb=5, share=0.25)
     assert len(three.buckets) == 3
-    # The first two are sent beside computing, 11 ms each, which is done a quarter of that later.
+    # The first two buckets take 11 ms each. A quarter of that time delays the computation.
     assert three.candidates_s[2] == pytest.approx(0.052 + 0.25 * 0.022)
     assert len(plan_of(THREE, [MB] * 6, latency_ms=1, ms_per_mb=5, share=1.0).buckets) == 1
 
@@ -65,9 +65,9 @@ def test_gradients_that_come_evenly_go_one_by_one_where_operations_are_nearly_fr
 @pytest.mark.parametrize(
     ("latency_ms", "ms_per_mb", "buckets"),
     [
-        (100, 5, 1),  # an operation costs more than what could be hidden
+        (100, 5, 1),  # an operation costs more than sending could hide
         (1, 5, 3),
-        (0.001, 10, 3),  # operations are nearly free, but three more would end 2 % earlier
+        (0.001, 10, 3),  # operations are nearly free, but three more end only 2 % earlier
         (0, 0, 1),  # nothing to gain
     ],
 )
@@ -99,13 +99,13 @@ def test_a_profile_is_in_seconds_from_each_steps_first_gradient_without_the_firs
     profile = Profile(2)
     for start, second in ((0, 900), (10_000, 10_500), (70_000, 70_700)):
         profile.add([(1, start), (0, second)])
-    profile.add([(1, 80_000)])  # a step that is being made
+    profile.add([(1, 80_000)])  # an unfinished step
     assert profile.steps == 2
     np.testing.assert_allclose(profile.times(), [[5e-7, 0], [7e-7, 0]])
 
 
 def steps(kind: str, count: int, gap: float = 0.02) -> np.ndarray:
-    """float64[count, 10]: ready times with a delay of `gap` before gradient 5, before any of them, or nowhere."""
+    """Returns float64[count, 10] ready times, with a delay of `gap` before gradient 5, a random one, or none."""
     times = np.tile(np.arange(10) * 1e-4, (count, 1))
     for step in range(count):
         place = {"steady": 5, "often": (5, 5, 10)[step % 3], "erratic": 1 + (3 * step) % 9, "calm": 10}[kind]
@@ -115,13 +115,13 @@ def steps(kind: str, count: int, gap: float = 0.02) -> np.ndarray:
 
 def test_a_gap_that_the_steps_show_is_confirmed_and_one_of_the_medians_is_not() -> None:
     assert unconfirmed(steps("steady", 9), 1e-3) == []
-    found = unconfirmed(steps("erratic", 9), 1e-3)
-    assert found == [pytest.approx(0.0201)], "medians jump where no more than one step of nine does"
-    assert unconfirmed(steps("erratic", 9), 0.03) == [], "smaller than the threshold"
+    gaps = unconfirmed(steps("erratic", 9), 1e-3)
+    assert gaps == [pytest.approx(0.0201)], "the medians have a gap that at most one of nine steps has"
+    assert unconfirmed(steps("erratic", 9), 0.03) == [], "a gap below the threshold needs no confirmation"
 
 
 def clocked(monkeypatch: pytest.MonkeyPatch, times: list[np.ndarray]) -> Plan:
-    """The plan of a set of gradients that are ready at these times, step by step; all of them must be used."""
+    """Returns the plan of gradients with these ready times, step by step. The plan must use all of them."""
     feed = iter(times)
 
     def recorded(_: str) -> list[tuple[int, int]]:
@@ -129,12 +129,12 @@ def clocked(monkeypatch: pytest.MonkeyPatch, times: list[np.ndarray]) -> Plan:
 
     monkeypatch.setattr(_ops, "ready_times", recorded)
     schedule = TimedBuckets(profile_steps=6, gap_threshold=1e-3, max_profiles=3)
-    one = GradientSet(schedule, gradients(*[MB] * 10), [object()] * 10, LocalCollectives(), "test")
+    gradient_set = GradientSet(schedule, gradients(*[MB] * 10), [object()] * 10, LocalCollectives(), "test")
     for _ in times:
-        assert one.plan is None
-        one.plan_of_this_step()
-    assert one.plan is not None, "no plan was made from these steps"
-    return one.plan
+        assert gradient_set.plan is None
+        gradient_set.plan_of_this_step()
+    assert gradient_set.plan is not None, "these steps must make a plan"
+    return gradient_set.plan
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_a_saved_plan_is_the_same_plan(tmp_path: Path) -> None:
 
 def test_the_hash_is_of_what_ranks_do() -> None:
     plan = plan_of(THREE, [MB] * 6, 1, 5)
-    later = plan_of([one * 1.1 for one in THREE], [MB] * 6, 1, 5)
+    later = plan_of([ready * 1.1 for ready in THREE], [MB] * 6, 1, 5)
     assert plan != later
-    assert plan.hash == later.hash, "times do not matter"
+    assert plan.hash == later.hash, "times must not change the hash"
     assert plan.hash != plan_of(THREE, [MB] * 6, 30, 5).hash
     assert plan.hash != plan_of(THREE, [MB] * 6, 1, 5, server=True).hash
-    assert repr(plan) != repr(plan_of(THREE, [MB] * 5 + [2 * MB], 1, 5)), "ranks compare it as text"
+    assert repr(plan) != repr(plan_of(THREE, [MB] * 5 + [2 * MB], 1, 5)), "ranks compare plans as text"
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_a_plan_says_what_differs() -> None:
     assert plan.differences(gradients(*[MB] * 6), 2) == []
     assert plan.differences(gradients(*[MB] * 6), 4) == ["the plan is for 2 ranks, the job has 4"]
     assert plan.differences(gradients(*[MB] * 5), 2) == ["the plan has 6 gradients, the model 5"]
-    (one,) = plan.differences(gradients(*[MB] * 5, 8), 2)
-    assert one == "gradient 5 is 'weight5' float32[262144] in the plan, 'weight5' float32[2] in the model"
+    (objection,) = plan.differences(gradients(*[MB] * 5, 8), 2)
+    assert objection == "gradient 5 is 'weight5' float32[262144] in the plan, 'weight5' float32[2] in the model"
 
 
 def test_a_plan_can_be_drawn(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Options of DelayedGlobal, what it refuses, and one rank."""
+"""DelayedGlobal: its options, its refusals, and its results on one rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Delayed = tsps.schedules.DelayedGlobal
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"staleness": 0}, "staleness must be an integer of at least 1. Received: 0"),
         ({"cycle": 1.5}, "cycle must be an integer"),
@@ -28,13 +28,13 @@ Delayed = tsps.schedules.DelayedGlobal
         ({"late_after_s": 1.0, "reproducible": True}, "differs from run to run"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Delayed(**options)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "says"),
+    ("optimizer", "message"),
     [
         (lambda: keras.optimizers.SGD(0.1, clipnorm=1.0), "cannot clip"),
         (lambda: keras.optimizers.Adam(clipvalue=1.0), "cannot clip"),
@@ -43,8 +43,8 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) ->
         (lambda: keras.optimizers.RMSprop(), "RMSprop"),
     ],
 )
-def test_optimizers_that_cannot_be_delayed_are_refused(optimizer: Callable[[], Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_optimizers_that_cannot_be_delayed_are_refused(optimizer: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         tsps.DistributedOptimizer(optimizer(), sparse_optimizer="sgd", schedule=Delayed())
 
 
@@ -68,7 +68,7 @@ def test_the_schedule_is_part_of_the_configuration() -> None:
 
 
 def train(schedule: Any) -> tuple[list[np.ndarray], np.ndarray, Any]:
-    """Dense weights, rows and the optimizer."""
+    """Trains a model, and returns dense weights, rows and the optimizer."""
     keras.utils.set_random_seed(1)
     ids = keras.layers.Input((3,), dtype="int64")
     layer = tsps.Embedding(40, 4, embeddings_initializer="zeros")
@@ -81,8 +81,8 @@ def train(schedule: Any) -> tuple[list[np.ndarray], np.ndarray, Any]:
 
 def test_on_one_rank_nothing_is_delayed() -> None:
     (weights, rows, optimizer), (plain_weights, plain_rows, _) = train(Delayed(staleness=2)), train(None)
-    for one, other in zip(weights, plain_weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weight, plain_weight in zip(weights, plain_weights, strict=True):
+        np.testing.assert_array_equal(weight, plain_weight)
     np.testing.assert_array_equal(rows, plain_rows)
     assert not optimizer._step_builder.outstanding()
 

@@ -1,4 +1,4 @@
-"""TimedBuckets on one rank: from profile to plan inside of a running function, options, what is refused."""
+"""TimedBuckets on one rank: a running function goes from profile to plan; options and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_model() -> Any:
 
 
 def wrapped(**options: Any) -> Any:
-    """Its plan is made after one profile, however erratic the machine's timing is."""
+    """Returns an optimizer that makes its plan after one profile, however erratic the machine's timing is."""
     schedule = TimedBuckets(**{"gap_threshold": 100.0, **options})
     return tsps.DistributedOptimizer(keras.optimizers.Adam(0.01), schedule=schedule)
 
@@ -58,14 +58,14 @@ def fitted(**options: Any) -> Callable[[Any, Any], None]:
 
 
 def looped(model: Any, optimizer: Any) -> None:
-    """A function by itself, then within a loop of another, which finds it traced; and one more for the last batch."""
+    """Trains by a function, then by a loop in another function that finds it traced, and by a third function."""
     if not hasattr(model, "functions_of_test"):
         inner = tf.function(step_of(model, optimizer))
 
         @tf.function
         def two(inputs: tf.Tensor, targets: tf.Tensor) -> None:
-            for one in tf.range(2):
-                inner(inputs[4 * one : 4 * one + 4], targets[4 * one : 4 * one + 4])
+            for half in tf.range(2):
+                inner(inputs[4 * half : 4 * half + 4], targets[4 * half : 4 * half + 4])
 
         model.functions_of_test = (inner, two, tf.function(step_of(model, optimizer)))
     inner, two, last = model.functions_of_test
@@ -85,9 +85,9 @@ WAYS: dict[str, Callable[[Any, Any], None]] = {
 
 
 def recorded(optimizer: Any) -> int:
-    """Ready times that were recorded since the last call."""
-    (one,) = optimizer._step_builder._started._sets.values()
-    return len(_ops.ready_times(one.recorder))
+    """Returns the number of ready times since the last call."""
+    (gradient_set,) = optimizer._step_builder._started._sets.values()
+    return len(_ops.ready_times(gradient_set.recorder))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -101,7 +101,7 @@ def test_functions_are_traced_anew_once_there_is_a_plan(way: str) -> None:
     assert plan.steps >= 4
     recorded(optimizer)
     WAYS[way](model, optimizer)
-    assert recorded(optimizer) == 0, "the trace with the profile's ops still runs"
+    assert recorded(optimizer) == 0, "the trace with the profile's ops must not run any more"
     assert int(optimizer.iterations) == 14
 
 
@@ -112,21 +112,21 @@ def test_as_long_as_there_is_no_plan_every_step_is_recorded(way: str) -> None:
     WAYS[way](model, optimizer)
     WAYS[way](model, optimizer)
     state = optimizer._step_builder._started
-    (one,) = state._sets.values()
-    one._advance()  # looks at what the last call has recorded
+    (gradient_set,) = state._sets.values()
+    gradient_set._advance()  # evaluates the times of the last call
     assert optimizer.schedule_report() == {"plan": None, "plans": [], "profiled_steps": 13}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.daily_cases(1)
 def test_one_rank_trains_as_without(way: str) -> None:
-    ours, theirs = make_model(), make_model()
-    theirs.set_weights(ours.get_weights())
-    for model, schedule in ((ours, TimedBuckets(profile_steps=2)), (theirs, Synchronous())):
+    bucketed, synchronous = make_model(), make_model()
+    synchronous.set_weights(bucketed.get_weights())
+    for model, schedule in ((bucketed, TimedBuckets(profile_steps=2)), (synchronous, Synchronous())):
         optimizer = tsps.DistributedOptimizer(keras.optimizers.Adam(0.01), schedule=schedule)
         WAYS[way](model, optimizer)
         WAYS[way](model, optimizer)
-    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+    for a, b in zip(bucketed.get_weights(), synchronous.get_weights(), strict=True):
         assert a.tobytes() == b.tobytes()
 
 
@@ -144,12 +144,12 @@ def test_another_set_of_gradients_is_profiled_by_itself() -> None:
 
 def test_a_concrete_function_goes_on_and_is_warned_of() -> None:
     model, optimizer = make_model(), wrapped(profile_steps=1)
-    (inputs, targets), *others = batches()
+    (inputs, targets), *later_batches = batches()
     step = tf.function(step_of(model, optimizer)).get_concrete_function(inputs, targets)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for one in others[:3]:
-            step(*one)
+        for batch in later_batches[:3]:
+            step(*batch)
     assert optimizer.schedule_report()["plan"] is not None
     with pytest.warns(UserWarning, match="get_concrete_function"):
         step(inputs, targets)
@@ -174,9 +174,9 @@ def test_another_models_plan_is_refused_with_what_differs() -> None:
     model, optimizer = make_model(), wrapped(profile_steps=2)
     fitted()(model, optimizer)
     plan = optimizer.schedule_report()["plan"]
-    other = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    other_model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match="the plan has 8 gradients, the model 4"):
-        fitted()(other, wrapped(plan=plan))
+        fitted()(other_model, wrapped(plan=plan))
     with pytest.raises(ValueError, match="`plan` is for 3 ranks, and this job has 1"):
         wrapped(plan=plan.to_dict() | {"world_size": 3})
 
@@ -185,10 +185,10 @@ def test_a_schedule_survives_its_configuration() -> None:
     model, optimizer = make_model(), wrapped(profile_steps=2, gap_threshold=0.5, max_profiles=1)
     fitted()(model, optimizer)
     plan = optimizer.schedule_report()["plan"]
-    for one in (optimizer, wrapped(plan=plan)):
-        again = tsps.DistributedOptimizer.from_config(one.get_config())
-        assert again.schedule == one.schedule
-        assert repr(again.schedule) == repr(one.schedule)
+    for configured in (optimizer, wrapped(plan=plan)):
+        copied = tsps.DistributedOptimizer.from_config(configured.get_config())
+        assert copied.schedule == configured.schedule
+        assert repr(copied.schedule) == repr(configured.schedule)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a process holds, and how fast that grows."""
+"""The resources that a process holds, and their growth."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _LIBC.mallinfo2.restype = _MallInfo2
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """What this process holds after a garbage collection.
+    """The resources that this process holds after a garbage collection.
 
     Attributes:
-      allocated: Bytes that `malloc` has handed out, in all arenas. Under PYTHONMALLOC=malloc Python's objects count.
-      resident: Anonymous bytes in memory, after free memory was given back.
-      descriptors: Open files.
-      threads: Of the process.
-      mappings: Lines of /proc/self/maps that name a file.
-      shared: Files in the folders of tables.
-      shared_bytes: Their sizes.
+      allocated: The bytes that `malloc` has handed out, in all arenas. PYTHONMALLOC=malloc includes Python's objects.
+      resident: The anonymous bytes in memory, after free memory was returned.
+      descriptors: The number of open files.
+      threads: The number of threads.
+      mappings: The number of lines of /proc/self/maps that name a file.
+      shared: The number of files in the folders of tables.
+      shared_bytes: The sizes of these files.
     """
 
     allocated: int
@@ -48,15 +48,15 @@ class Held:
     shared_bytes: int
 
 
-# Everything but memory, whose growth is measured by a line.
+# Everything except memory, whose growth is measured along a line.
 COUNTS = ("descriptors", "threads", "mappings", "shared", "shared_bytes")
 
 
 def held(folder: str) -> Held:
-    """Measures.
+    """Measures this process.
 
     Args:
-      folder: Of the job's tables, as TFSPS_DIR.
+      folder: The folder of the job's tables, as in TFSPS_DIR.
     """
     gc.collect()
     _LIBC.malloc_trim(0)
@@ -78,5 +78,5 @@ def held(folder: str) -> Held:
 
 
 def slope(values: Sequence[float]) -> float:
-    """By how much values grow from one to the next, by least squares."""
+    """Returns the growth of values from one to the next, by least squares."""
     return float(np.polyfit(np.arange(len(values)), np.asarray(values, np.float64), 1)[0])

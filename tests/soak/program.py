@@ -1,9 +1,9 @@
-"""The process that is soaked: `fit`, again and again, with checkpoints, evaluations, exports and early ends.
+"""The soaked process: `fit`, again and again, with checkpoints, evaluations, exports and early ends.
 
-One line of JSON per fit goes to standard output: what the process holds. `measure.py` has the fields. With `--peer` the
-models have Keras's own layers and optimizer, and a Python function opens the dataset, as those of checkpoints: what
-grows there is TensorFlow's and Keras's. Two things are not a part of it, because Keras alone leaks much more there:
-70 KB for a Keras file, 500 KB for a model that is compiled and dropped.
+It prints one line of JSON per fit: the resources that it holds, with the fields of `measure.py`. With `--peer`, models
+have Keras's own layers and optimizer, and a Python function opens the dataset, as with checkpoints. The growth of the
+peer is therefore TensorFlow's and Keras's. The program omits two things, because Keras alone leaks much more there:
+70 KB for a Keras file, and 500 KB for a model that is compiled and dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import tf_sparse_ps as tsps
 from tests.soak import measure
 
 ROWS, BATCH, BATCHES = 500, 32, 6
-# What a fit does beside training: a round of ten.
+# The additional work of each fit, in a round of ten.
 ROUND = "evaluate stop export error plain break evaluate stop error predict".split()
 
 
@@ -46,10 +46,10 @@ class Stop(keras.callbacks.Callback):
 
 
 class Soak:
-    """A model that goes on from fit to fit."""
+    """A model that is trained in many fits."""
 
     def __init__(self, folder: Path, *, peer: bool = False) -> None:
-        """`folder`: For files. `peer`: Without tables."""
+        """`folder`: a folder for files. `peer`: whether to use no tables."""
         self._peer = peer
         keras.utils.set_random_seed(1)
         self._folder = folder
@@ -81,39 +81,39 @@ class Soak:
         return whole.shuffle(BATCH * BATCHES, seed=epoch).batch(BATCH)
 
     def fit(self, number: int) -> None:
-        """One fit, and what comes with it."""
-        what = ROUND[number % len(ROUND)]
+        """Makes one fit, and its additional work."""
+        task = ROUND[number % len(ROUND)]
         callbacks: list[Any] = [] if self._peer else [self._checkpoint]
-        if what == "stop":
+        if task == "stop":
             callbacks.insert(0, Stop())
-        elif what == "error":
+        elif task == "error":
             callbacks.insert(0, Stop(KeyError("planned")))
         self._epochs += 1
-        epochs = 1 if self._peer else self._epochs  # a checkpoint says which of them are over
+        epochs = 1 if self._peer else self._epochs  # a checkpoint records which epochs are finished
         data = _opened(self._batches) if self._peer else self._checkpoint.dataset(self._batches)
         try:
             self._model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
         except KeyError:
-            assert what == "error"
-        if what == "evaluate":
+            assert task == "error"
+        if task == "evaluate":
             self._model.evaluate(self._batches(), verbose=0)
-        elif what == "predict":
+        elif task == "predict":
             self._model.predict(self._batches(), verbose=0)
-        elif what == "export":
+        elif task == "export":
             self._model.export(self._folder / "export", **_quiet())
             shutil.rmtree(self._folder / "export")
-        elif what == "break":
+        elif task == "break":
             for _ in self._batches().take(1):
                 break
 
 
-_open: Callable[[], tf.data.Dataset]  # what the Python function of the peer's datasets opens
+_open: Callable[[], tf.data.Dataset]  # opens the peer's datasets
 _kept: list[tf.data.Dataset] = []
 
 
 @functools.cache
 def _open_function() -> Any:
-    """One function for all datasets: TensorFlow keeps each as long as the process lives."""
+    """Returns one function for all datasets, because TensorFlow keeps each function as long as the process lives."""
 
     def opened() -> tf.Tensor:
         _kept[:] = [_open()]  # the iterator needs its dataset's Python objects
@@ -128,7 +128,7 @@ def _open_function() -> Any:
 
 
 def _opened(make: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
-    """A dataset that a Python function opens when somebody begins to go through it."""
+    """Returns a dataset that a Python function opens when an iteration begins."""
     global _open
     _open = make
     spec = make().element_spec
@@ -141,7 +141,7 @@ def _quiet() -> dict[str, bool]:
 
 
 class _Leaks:
-    """The control: each fit keeps a little of one kind."""
+    """The control: each fit keeps a resource of one kind."""
 
     def __init__(self, kind: str, folder: str) -> None:
         self._kind, self._folder, self._kept = kind, folder, []
@@ -160,7 +160,7 @@ class _Leaks:
 
 
 def main() -> None:
-    """See the module."""
+    """Runs the fits."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--fits", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)

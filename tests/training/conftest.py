@@ -1,4 +1,4 @@
-"""Models whose embedding sees every id once per batch, so that ours and Keras's must agree."""
+"""Each batch of these models contains every id once, so that tsps and Keras must give the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in which some batches are refused and skipped, and the same without those batches."""
+"""Trains with some batches that are refused and skipped, and without these batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tf_sparse_ps._compat import _keras
 keras = _keras.keras
 STEPS, BAD, KEYS = 20, (3, 4, 12), 40
 
-# Options of the wrapper and of the wrapped optimizer. In "new keys" a batch has keys that no other has: what a refused
-# step has reserved for them must not show.
+# Options of the wrapper and of the wrapped optimizer. In "new keys", each batch has keys of its own. Keys that a
+# refused step has reserved must not appear in the table.
 CASES: dict[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]] = {
     "synchronous": lambda: ({}, {}),
     "flat": lambda: ({"topology": "flat"}, {}),
@@ -45,8 +45,8 @@ def _step_of(mode: str, model: Any, optimizer: Any) -> Callable[[np.ndarray, np.
         variables = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-    made = tf.function(step) if mode == "graph" else step
-    return lambda ids, targets: made(tf.constant(ids), tf.constant(targets))
+    run_step = tf.function(step) if mode == "graph" else step
+    return lambda ids, targets: run_step(tf.constant(ids), tf.constant(targets))
 
 
 def train(
@@ -57,18 +57,18 @@ def train(
     rank: int = 0,
     spoil: Callable[[int, np.ndarray, np.ndarray], Any] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Trains, and goes on after every refused batch.
+    """Trains, and continues after every refused batch.
 
     Args:
       case: One of `CASES`.
-      bad: Whether the bad batches are there.
+      bad: Whether the data contains the bad batches.
       mode: "graph", "eager" or "train_on_batch".
-      rank: Whose batches.
-      spoil: Makes batch `i` a bad one, in place, and returns what undoes that after the step, or None. By default its
-        targets become NaN.
+      rank: The rank that the batches are for.
+      spoil: Makes batch `i` a bad one, in place. Returns a function that undoes this after the step, or None. By
+        default the targets become NaN.
 
     Returns:
-      What was trained; and the errors.
+      The trained arrays, and the errors.
     """
     keras.utils.set_random_seed(1)
     wrapper, wrapped = CASES[case]()
@@ -84,7 +84,7 @@ def train(
             continue
         if not bad:
             continue
-        ids[:, 0] += 1000 * (i + 1)  # keys of no other batch
+        ids[:, 0] += 1000 * (i + 1)  # keys of this batch alone
         undo = None
         if spoil is None:
             targets[0] = np.nan
@@ -97,7 +97,7 @@ def train(
         if undo is not None:
             undo()
     assert int(optimizer.iterations) == STEPS
-    optimizer.drain()  # with a server, moments are where their bucket is updated
+    optimizer.drain()  # a server then has updated the moments of its buckets
     results = {"rows": np.asarray(layer(tf.range(KEYS)))}
     table = tsps.Table.open(layer.trainable_variables[0].tsps_binding.path, "r")
     keys = np.sort(table.keys())
@@ -106,13 +106,13 @@ def train(
     for variable in [*model.trainable_variables, *_keras.optimizer_variables(optimizer.inner_optimizer)]:
         if getattr(variable, "tsps_binding", None) is None:
             results[f"{len(results)} {variable.name}"] = np.asarray(variable)
-    assert len(results) > 12, "dense weights and moments are among them"
+    assert len(results) > 12, "the results must contain dense weights and moments"
     return results, errors
 
 
-def differences(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[str]:
-    """Names of arrays that are not the same bits."""
-    names = [name.split(" ")[0] for name in found], [name.split(" ")[0] for name in expected]
+def differences(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[str]:
+    """Returns the names of arrays whose bits differ."""
+    names = [name.split(" ")[0] for name in actual], [name.split(" ")[0] for name in expected]
     assert names[0] == names[1]
-    pairs = zip(found.items(), expected.values(), strict=True)
-    return [name for (name, one), other in pairs if one.tobytes() != other.tobytes()]
+    pairs = zip(actual.items(), expected.values(), strict=True)
+    return [name for (name, array), expected_array in pairs if array.tobytes() != expected_array.tobytes()]

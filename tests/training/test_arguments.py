@@ -1,4 +1,4 @@
-"""Arguments that are refused, and gradients that come in unusual forms."""
+"""Refused arguments, and gradients of unusual forms."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_a_subclass_of_a_row_optimizer_trains_and_cannot_be_saved() -> None:
 
 def test_a_gradient_that_does_not_know_its_shape_has_the_variables() -> None:
     variable = tf.Variable(tf.ones([3, 2]))
-    seen = []
+    dense_gradients = []
 
     @tf.custom_gradient
     def op(weight: tf.Tensor) -> Any:
-        return tf.identity(weight), lambda upstream: tf.numpy_function(lambda one: one, [upstream], tf.float32)
+        return tf.identity(weight), lambda upstream: tf.numpy_function(lambda array: array, [upstream], tf.float32)
 
     @tf.function
     def step() -> None:
@@ -56,14 +56,14 @@ def test_a_gradient_that_does_not_know_its_shape_has_the_variables() -> None:
             loss = tf.reduce_sum(op(tf.convert_to_tensor(variable)))
         gradient = tape.gradient(loss, variable)
         assert gradient.shape.rank is None
-        seen.extend(gradients.split([(gradient, variable)])[1])
+        dense_gradients.extend(gradients.split([(gradient, variable)])[1])
         wrapped.apply_gradients([(gradient, variable)])
 
     wrapped = tsps.DistributedOptimizer(keras.optimizers.SGD(0.5))
     wrapped.build([variable])
     step()
-    assert seen[-1].value.shape == [3, 2]
-    assert seen[-1].bytes == 24
+    assert dense_gradients[-1].value.shape == [3, 2]
+    assert dense_gradients[-1].bytes == 24
     np.testing.assert_array_equal(variable, np.full((3, 2), 0.5))
 
 

@@ -1,4 +1,4 @@
-"""How evenly sharded tables lie on machines is compared over all, and said where it is more than chance."""
+"""Compares the rows of sharded tables on all machines, and warns if their distribution is more uneven than chance."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tf_sparse_ps.training.balance import Balance, Shards
 def test_more_than_a_fifth_above_the_mean_is_uneven_unless_there_are_few_rows(
     rows: tuple[int, ...], ratio: float, uneven: bool
 ) -> None:
-    one = Shards("t", rows, rows)
-    assert one.max_over_mean == pytest.approx(ratio)
-    assert one.uneven == uneven
+    shards = Shards("t", rows, rows)
+    assert shards.max_over_mean == pytest.approx(ratio)
+    assert shards.uneven == uneven
 
 
 class Table(types.SimpleNamespace):
-    """What a binding is asked for; it can be referred to weakly."""
+    """Has the members of a binding that Balance reads, and supports weak references."""
 
 
 def table(ordinal: int, rows: int, placement: str = "sharded") -> Any:
@@ -42,23 +42,23 @@ def table(ordinal: int, rows: int, placement: str = "sharded") -> Any:
     return Table(ordinal=ordinal, placement=placement, config=config, reader=lambda: reader)
 
 
-def job(others: list[dict[int, tuple[int, int]]], *, rank: int = 0) -> Any:
-    """Of a rank of a node of two; each of the others is a node of two ranks."""
+def job(counts_of_other_nodes: list[dict[int, tuple[int, int]]], *, rank: int = 0) -> Any:
+    """A job as seen by `rank`. Each node has two ranks. `others`: the counts of the other nodes."""
 
-    def gather(own: Any, name: str) -> list[Any]:
+    def gather(value: Any, name: str) -> list[Any]:
         assert name == "tsps.balance"
-        return [own, {}, *(one for other in others for one in (other, {}))]
+        return [value, {}, *(entry for counts in counts_of_other_nodes for entry in (counts, {}))]
 
-    leaders = [2 * node for node in range(len(others) + 1)]
+    leaders = [2 * node for node in range(len(counts_of_other_nodes) + 1)]
     ranks = types.SimpleNamespace(allgather_object=gather)
     return types.SimpleNamespace(is_leader=rank in leaders, leaders=leaders, rank=rank, collectives=ranks)
 
 
 def test_rank_0_warns_of_the_table_that_lies_unevenly() -> None:
     balance, tables = Balance(), [table(0, 2000), table(1, 500), table(2, 7, "replicated")]
-    with pytest.warns(UserWarning, match=r"sharded table 't1' lies unevenly.*500, 2500 rows.* 1\.67 times") as found:
+    with pytest.warns(UserWarning, match=r"sharded table 't1' lies unevenly.*500, 2500 rows.* 1\.67 times") as caught:
         balance.add(job([{0: (2100, 0), 1: (2500, 0)}]), tables)
-    assert len(found) == 1
+    assert len(caught) == 1
     statistics = balance.statistics()
     assert statistics["sharded_rows"] == 2500
     assert statistics["sharded_bytes"] == 101 * 2500
@@ -72,9 +72,9 @@ def test_other_ranks_and_jobs_without_sharded_tables_say_nothing() -> None:
         lonely.add(job([{}]), [table(0, 10**6, "replicated")])
         lonely.compare()
         assert lonely.statistics() == {"sharded_rows": 0, "sharded_bytes": 0, "sharded_max_over_mean": 1}
-        other = Balance()
-        other.add(job([{0: (1, 0)}], rank=1), [one := table(0, 10**6)])
-        assert one.placement == "sharded"
+        balance_of_rank_1 = Balance()
+        balance_of_rank_1.add(job([{0: (1, 0)}], rank=1), [own_table := table(0, 10**6)])
+        assert own_table.placement == "sharded"
 
 
 def test_a_table_that_a_node_has_dropped_is_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Whose errors are explained by what other ranks have told, and whose are a rank's own."""
+"""Which errors of a rank are explained by another rank's report, and which are its own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tf_sparse_ps.collectives.key_values import KeyValueStore
 
 
 class Told(KeyValueStore):
-    """On which another rank has written."""
+    """A key-value store on which another rank has written a reason."""
 
     def reason(self) -> str:
-        """What it wrote."""
+        """The text of the other rank."""
         return "rank 2 ended with ValueError: no such shard"
 
     def write_first(self, key: str, value: str) -> None:
-        """Nothing."""
+        """Writes nothing."""
 
 
 @pytest.mark.parametrize(
@@ -39,5 +39,5 @@ def test_a_step_that_fails_with_communication_beside_it_fails_for_that_reason(
     error = tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{failures.BESIDE}] [-100]")
     explained = failures.explain(error, timeout_s=0.2)
     assert isinstance(explained, failures.RankLost if anothers else tf.errors.InvalidArgumentError)
-    other = tf.errors.InvalidArgumentError(None, None, "shapes differ")
-    assert failures.explain(other, timeout_s=0.2) is other
+    own_error = tf.errors.InvalidArgumentError(None, None, "shapes differ")
+    assert failures.explain(own_error, timeout_s=0.2) is own_error

@@ -1,4 +1,4 @@
-"""Gradients of tables that the user made: keys that repeat are added up, or refused where nobody adds them up."""
+"""Gradients of tables that the user made: repeated keys are added up, or refused where nothing adds them up."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_indices_out_of_a_lookup(which):
         (slices,) = tape.gradient(loss, layer.trainable_variables)
         op = lookup_op(slices.indices)
         indices = {
-            "keys": op.outputs[1],  # one feature, one table: rows, keys, inverses
+            "keys": op.outputs[1],  # the outputs for one feature and one table: rows, keys, inverses
             "inverses": op.outputs[2],
             "keys twice": tf.tile(op.outputs[1], [2]),
         }[which]
-        mine = tf.IndexedSlices(tf.ones([tf.size(indices), 2]), tf.identity(indices))
-        unique.append(SparseGradient.of([mine], 2).unique)
-        optimizer.apply_gradients([(mine, layer.trainable_variables[0])])
+        handmade = tf.IndexedSlices(tf.ones([tf.size(indices), 2]), tf.identity(indices))
+        unique.append(SparseGradient.of([handmade], 2).unique)
+        optimizer.apply_gradients([(handmade, layer.trainable_variables[0])])
 
     step(tf.constant([5, 7, 5, 5], tf.int64))
     keys, counts = {"keys": ([5, 7], 1), "inverses": ([0, 1], [[3], [1]]), "keys twice": ([5, 7], 2)}[which]

@@ -1,4 +1,4 @@
-"""An exception after the tables have a step, and before the rest of it is done, leaves a process that goes on."""
+"""If an exception interrupts a step after the tables have changed, the process can continue to train."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Y = np.ones((2, 1), np.float32)
 
 
 class FailsAt(keras.constraints.Constraint):
-    """A constraint of a dense weight whose n-th call raises, in the update of the dense weights."""
+    """A constraint of a dense weight. It raises in its n-th call, during the update of the dense weights."""
 
     def __init__(self, call: int, error: type[BaseException]) -> None:
         self.call, self.error, self.calls = call, error, 0
@@ -32,7 +32,7 @@ class FailsAt(keras.constraints.Constraint):
 
 
 class ChecksFlag(keras.constraints.Constraint):
-    """A constraint that fails in a graph as long as a variable says so."""
+    """A constraint that fails in a graph while a variable is True."""
 
     def __init__(self, flag: tf.Variable) -> None:
         self.flag = flag
@@ -48,13 +48,13 @@ def model(constraint: Any) -> Any:
     return keras.Model(inputs, keras.layers.Dense(1, kernel_constraint=constraint)(hidden))
 
 
-def step_function(one: Any, after: Callable[[], Any] = lambda: None) -> Callable[[], None]:
+def step_function(trained_model: Any, after: Callable[[], Any] = lambda: None) -> Callable[[], None]:
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
 
     def step() -> None:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((one(tf.constant(X)) - Y) ** 2)
-        weights = one.trainable_variables
+            loss = tf.reduce_mean((trained_model(tf.constant(X)) - Y) ** 2)
+        weights = trained_model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         after()
 
@@ -69,13 +69,13 @@ def committed() -> int:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError])
 def test_an_eager_loop_goes_on_after_an_exception_in_the_dense_update(error: type[BaseException]) -> None:
-    one = model(FailsAt(3, error))
-    step = step_function(one)
+    trained_model = model(FailsAt(3, error))
+    step = step_function(trained_model)
     step(), step()
     before = committed()
     with pytest.raises(error):
         step()
-    assert committed() == before + 1, "the tables have the step"
+    assert committed() == before + 1, "the tables must have the step"
     for _ in range(3):
         step()
     assert committed() == before + 4
@@ -88,8 +88,8 @@ def test_a_function_goes_on_after_it_has_failed(where: str) -> None:
     def check() -> None:
         tf.debugging.Assert(tf.logical_not(flag), ["not allowed"])
 
-    one = model(ChecksFlag(flag) if where == "constraint" else None)
-    step = tf.function(step_function(one, check if where == "beside the step" else lambda: None))
+    trained_model = model(ChecksFlag(flag) if where == "constraint" else None)
+    step = tf.function(step_function(trained_model, check if where == "beside the step" else lambda: None))
     step()
     flag.assign(True)
     with pytest.raises(tf.errors.InvalidArgumentError, match="not allowed"):
@@ -112,12 +112,12 @@ def test_fit_can_be_interrupted_and_called_again(eager: bool) -> None:
             if batch == self.batch:
                 raise KeyboardInterrupt
 
-    one = model(FailsAt(2, KeyboardInterrupt) if eager else None)
-    one.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse", run_eagerly=eager)
+    trained_model = model(FailsAt(2, KeyboardInterrupt) if eager else None)
+    trained_model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse", run_eagerly=eager)
     options = {"batch_size": 1, "epochs": 2, "verbose": 0}
     with pytest.raises(KeyboardInterrupt):
-        one.fit(X, Y, **options, callbacks=[] if eager else [Stop(1)])
+        trained_model.fit(X, Y, **options, callbacks=[] if eager else [Stop(1)])
     before = committed()
-    history = one.fit(X, Y, **options).history["loss"]
+    history = trained_model.fit(X, Y, **options).history["loss"]
     assert len(history) == 2
     assert committed() == before + 4

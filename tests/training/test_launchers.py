@@ -1,4 +1,4 @@
-"""Processes that a launcher started as ranks, and that are not connected: each would train alone, and is told so."""
+"""Processes that a launcher started as ranks, and that are not connected: each would train alone, and is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def said(action):
 
 
 def in_a_fresh_process(code: str, **environment: str) -> list[str]:
-    """The lines that a program prints; it must succeed."""
+    """Runs a program in a fresh process, which must succeed, and returns the lines of its output."""
     env = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
     with tempfile.TemporaryDirectory(prefix="tsps-test-", dir="/dev/shm") as folder:
         env |= {"TFSPS_DIR": folder, "PYTHONPATH": str(Path(tsps.__file__).parent.parent), **AT_IMPORT, **environment}
@@ -75,7 +75,7 @@ def test_ranks_of_srun_that_have_not_met_are_refused_and_the_script_of_a_batch_j
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Of no launcher."""
+    """An environment without the variables of any launcher."""
     for name in _OF_LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(registry, "_local_chosen", registry.threading.Event())
@@ -83,7 +83,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(
-    ("variables", "found", "on_one_machine"),
+    ("variables", "found_variable", "on_one_machine"),
     [
         ({}, None, False),
         ({"SLURM_NTASKS": "4"}, None, False),
@@ -96,7 +96,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, "PMI_SIZE", True),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}, "SLURM_STEP_NUM_TASKS", True),
         ({"TFSPS_SIZE": "4", "TFSPS_LOCAL_SIZE": "4"}, "TFSPS_SIZE", True),
-        # What a Slurm step has started in turn.
+        # Processes that a Slurm step has started in turn.
         ({"SLURM_STEP_NUM_TASKS": "2", "TFSPS_SIZE": "4", "TFSPS_LOCAL_SIZE": "2"}, "TFSPS_SIZE", False),
         ({"SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE", False),
         ({"SLURM_STEP_NUM_TASKS": "2", "HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "HOROVOD_SIZE", False),
@@ -104,12 +104,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ],
 )
 def test_launchers_are_told_by_their_variables(
-    variables: dict[str, str], found: str | None, on_one_machine: bool, environment: pytest.MonkeyPatch
+    variables: dict[str, str], found_variable: str | None, on_one_machine: bool, environment: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         environment.setenv(name, value)
     launch = launchers.find()
-    assert (launch and launch.variable) == found
+    assert (launch and launch.variable) == found_variable
     if launch is not None:
         assert (launch.size, launch.on_one_machine) == (4, on_one_machine)
 

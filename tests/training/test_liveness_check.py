@@ -1,4 +1,4 @@
-"""What ranks make of each other's answers when one does not come."""
+"""The verdict of ranks on a rank that does not reach an operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGIN = "3 of 4 ranks have waited 5 s in operation 'ring' of step 7"
 
 
 def answers(*ranks: int, others: dict[int, dict[int, str]] | None = None) -> dict[int, Answer]:
-    """Of ranks that are in the operation."""
+    """Returns the answers of ranks that are in the operation. `others`: the ranks that each of them observes."""
     return {rank: Answer(7, ["ring", "dense"], (others or {}).get(rank, {})) for rank in ranks}
 
 
@@ -22,39 +22,39 @@ def test_an_answer_survives_being_sent() -> None:
 
 
 def test_a_rank_whose_neighbour_sees_it() -> None:
-    found = verdict("ring", 5.2, 7, answers(0, 1, 3, others={3: {2: "stopped by a signal"}}), MEMBERS)
-    assert found == f"{BEGIN} for rank 2 of node 1 (pid 102), which is stopped by a signal"
+    text = verdict("ring", 5.2, 7, answers(0, 1, 3, others={3: {2: "stopped by a signal"}}), MEMBERS)
+    assert text == f"{BEGIN} for rank 2 of node 1 (pid 102), which is stopped by a signal"
 
 
 def test_a_rank_that_nobody_sees() -> None:
-    found = verdict("ring", 5, 7, answers(0, 1, 3), MEMBERS)
-    assert found == f"{BEGIN} for rank 2 of node 1 (pid 102), which does not answer: it is stopped, dead or unreachable"
+    text = verdict("ring", 5, 7, answers(0, 1, 3), MEMBERS)
+    assert text == f"{BEGIN} for rank 2 of node 1 (pid 102), which does not answer: it is stopped, dead or unreachable"
 
 
 @pytest.mark.parametrize(
     ("operations", "where"), [([], "in no operation between ranks"), (["exit"], "in operation 'exit'")]
 )
 def test_a_rank_that_is_elsewhere(operations: list[str], where: str) -> None:
-    given = answers(0, 1, 3, others={3: {2: "running"}}) | {2: Answer(6, operations, {3: "alive"})}
-    assert verdict("ring", 5, 7, given, MEMBERS) == (
+    received = answers(0, 1, 3, others={3: {2: "running"}}) | {2: Answer(6, operations, {3: "alive"})}
+    assert verdict("ring", 5, 7, received, MEMBERS) == (
         f"{BEGIN} for rank 2 of node 1 (pid 102), which is running, in step 6, {where}"
     )
 
 
 def test_a_rank_that_is_elsewhere_and_alone_on_its_node() -> None:
-    given = answers(0, 1, 3) | {2: Answer(6, [], {})}
+    received = answers(0, 1, 3) | {2: Answer(6, [], {})}
     assert "rank 2 of node 1 (pid 102), which is alive, in step 6, in no operation" in verdict(
-        "ring", 5, 7, given, MEMBERS
+        "ring", 5, 7, received, MEMBERS
     )
 
 
 def test_nobody_is_missing() -> None:
-    found = verdict("ring", 5, 7, answers(0, 1, 2, 3), MEMBERS)
-    assert found.startswith("4 of 4 ranks have waited 5 s in operation 'ring' of step 7: all ranks have reached it")
+    text = verdict("ring", 5, 7, answers(0, 1, 2, 3), MEMBERS)
+    assert text.startswith("4 of 4 ranks have waited 5 s in operation 'ring' of step 7: all ranks have reached it")
 
 
 def test_three_are_named_and_the_others_counted() -> None:
     members = [Member(100 + rank, 0, "pid:[1]") for rank in range(7)]
-    found = verdict("ring", 5, 7, answers(0, 1), members)
-    assert found.count("(pid ") == 3
-    assert found.endswith("; and for 2 more")
+    text = verdict("ring", 5, 7, answers(0, 1), members)
+    assert text.count("(pid ") == 3
+    assert text.endswith("; and for 2 more")

@@ -1,4 +1,4 @@
-"""A job that runs out of room keeps what it has trained, and says where. The next job makes room."""
+"""A job that runs out of storage keeps its trained tables and prints their path. The next job deletes them."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def groups(root: Path) -> list[Path]:
     return [entry for entry in root.iterdir() if entry.is_dir()]
 
 
-def kept(root: Path, said: str) -> tsps.Table:
+def kept(root: Path, output: str) -> tsps.Table:
     (group,) = groups(root)
-    line = next(line for line in said.splitlines() if "ran out of room. Its tables are kept" in line)
+    line = next(line for line in output.splitlines() if "ran out of room. Its tables are kept" in line)
     assert f"{group} (" in line
-    found = re.search(r"t0000-words with ([\d,]+) rows", line)
-    assert found, line
+    match = re.search(r"t0000-words with ([\d,]+) rows", line)
+    assert match, line
     table = tsps.Table.open(group / "t0000-words")
-    assert len(table) == int(found[1].replace(",", "")) >= 10_000
+    assert len(table) == int(match[1].replace(",", "")) >= 10_000
     assert table.verify().ok
     return table
 
@@ -84,7 +84,7 @@ def test_tables_of_a_job_that_filled_its_file_system_are_kept_until_the_next_one
         assert "ResourceExhaustedError" in done.stderr
         with kept(root, done.stderr) as table:
             _, _, (accumulator,) = table.entries([0])
-            assert accumulator.max() > 0.1, "it is not trained"
+            assert accumulator.max() > 0.1, "the rows must be trained"
         following = run(root, NEXT)
         assert following.returncode == 0, following.stderr
         assert re.search(rf"removed {re.escape(table.path.rpartition('/')[0])} \(\d+ MiB\)", following.stderr)

@@ -1,4 +1,4 @@
-"""Tables of one model with different placements: a ring for each, one step of all."""
+"""Tables of one model with different placements: each placement has its own ring, and all share a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_sparse_ps.job.table_binding import TableBinding
 
 
 def two_tables() -> tuple[Any, list[tsps.Embedding]]:
-    """A model with two tables, with values of their own."""
+    """Returns a model with two tables, and the layers. The tables have values of their own."""
     ids = keras.layers.Input((3,), dtype="int64")
     values = np.random.default_rng(3).normal(size=(2, ROWS, DIM)).astype(np.float32)
     tables = [tsps.Embedding(ROWS, DIM) for _ in values]
@@ -25,10 +25,10 @@ def two_tables() -> tuple[Any, list[tsps.Embedding]]:
 
 
 def trained(placements: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Any, list[np.ndarray]]:
-    """The optimizer and the weights after a few steps."""
+    """Trains a model for a few steps, and returns the optimizer and the weights."""
     model, tables = two_tables()
     named = {table.bindings[0].ordinal: name for table, name in zip(tables, placements, strict=True)}
-    monkeypatch.setattr(TableBinding, "placement", property(lambda one: named[one.ordinal]))
+    monkeypatch.setattr(TableBinding, "placement", property(lambda binding: named[binding.ordinal]))
     model.compile(tsps.DistributedOptimizer(optimizer("Adagrad", 0.1, **options)), "mse")
     model.fit(IDS, TARGETS, 4, epochs=2, verbose=0, shuffle=False)
     return model.optimizer, model.get_weights()
@@ -40,10 +40,10 @@ def test_a_step_of_two_placements_is_the_step_of_one(
     options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        one, expected = trained(["replicated", "replicated"], patch, **options)
+        optimizer_one, expected = trained(["replicated", "replicated"], patch, **options)
     with monkeypatch.context() as patch:
-        two, found = trained(["replicated", "elsewhere"], patch, **options)
-    assert set(one._step_builder._binding.reducers) == {"replicated"}
-    assert set(two._step_builder._binding.reducers) == {"replicated", "elsewhere"}
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        optimizer_two, actual = trained(["replicated", "elsewhere"], patch, **options)
+    assert set(optimizer_one._step_builder._binding.reducers) == {"replicated"}
+    assert set(optimizer_two._step_builder._binding.reducers) == {"replicated", "elsewhere"}
+    for weight, expected_weight in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(weight, expected_weight)

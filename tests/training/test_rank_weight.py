@@ -1,4 +1,4 @@
-"""`DistributedOptimizer.rank_weight` and `EqualSteps` in one process, and what they must leave alone."""
+"""`DistributedOptimizer.rank_weight` and `EqualSteps` in one process, and what they must not change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def step(layer: Any, dense: list[tf.Variable], wrapped: Any, factor: Any, *, tap
     if tape:
         recorded = tsps.DistributedGradientTape(recorded, weight=wrapped.rank_weight)
     with recorded:
-        loss = tf.reduce_sum(layer(tf.constant([1, 2]))) + tf.add_n([tf.reduce_sum(one**2) for one in dense])
+        loss = tf.reduce_sum(layer(tf.constant([1, 2]))) + tf.add_n([tf.reduce_sum(variable**2) for variable in dense])
         loss += tf.reduce_sum(tf.gather(dense[0], [1, 1]))
         loss *= factor
     variables = [*layer.trainable_variables, *dense]
@@ -40,12 +40,12 @@ def test_a_step_of_weight_0_changes_nothing_even_with_nan(
     layer.build(None)
     dense = [tf.Variable(tf.ones([5, 2])), tf.Variable(tf.ones([3])), tf.Variable(1.0)]
     wrapped = tsps.DistributedOptimizer(optimizer(name, 0.1, **clip))
-    made = functools.partial(step, layer, dense, wrapped, tape=tape)
-    run = tf.function(made) if graph else made
+    run_eagerly = functools.partial(step, layer, dense, wrapped, tape=tape)
+    run = tf.function(run_eagerly) if graph else run_eagerly
     job = tsps.job.current()
 
     def values() -> list[np.ndarray]:
-        return [layer(tf.range(ROWS)).numpy(), *(one.numpy() for one in dense)]
+        return [layer(tf.range(ROWS)).numpy(), *(variable.numpy() for variable in dense)]
 
     run(tf.constant(1.0))
     before, number = values(), int(job.step.numpy())
@@ -56,7 +56,7 @@ def test_a_step_of_weight_0_changes_nothing_even_with_nan(
         np.testing.assert_array_equal(value, earlier)
     assert int(job.step.numpy()) == number + 3
     assert int(wrapped.iterations) == 4
-    wrapped.rank_weight.assign(0.25)  # the only rank's: as 1
+    wrapped.rank_weight.assign(0.25)  # the weight of the only rank acts like 1
     run(tf.constant(1.0))
     assert all((value != earlier).any() for value, earlier in zip(values(), before, strict=True))
 
@@ -83,9 +83,9 @@ def test_a_weight_that_is_not_allowed(weight: float, of_tape: bool) -> None:
         recorded = tsps.DistributedGradientTape(recorded, weight=wrapped.rank_weight)
     with recorded:
         loss = tf.reduce_sum(variable)
-    found = recorded.gradient(loss, [variable])
+    gradients = recorded.gradient(loss, [variable])
     with pytest.raises(tf.errors.InvalidArgumentError, match="finite and at least 0"):
-        wrapped.apply_gradients(zip(found, [variable], strict=True))
+        wrapped.apply_gradients(zip(gradients, [variable], strict=True))
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
@@ -94,9 +94,9 @@ def test_a_tape_with_another_weight_than_the_optimizer(of_tape: float) -> None:
     variable, wrapped = tf.Variable([1.0, 2.0]), tsps.DistributedOptimizer(optimizer("SGD", 1.0))
     with tsps.DistributedGradientTape(tf.GradientTape(), weight=of_tape) as tape:
         loss = tf.reduce_sum(variable)
-    found = tape.gradient(loss, [variable])
+    gradients = tape.gradient(loss, [variable])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"finite" if of_tape < 0 else r"weight=optimizer"):
-        wrapped.apply_gradients(zip(found, [variable], strict=True))
+        wrapped.apply_gradients(zip(gradients, [variable], strict=True))
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
 
 
@@ -112,29 +112,31 @@ def test_a_weight_of_a_model_of_tables_only_is_looked_at() -> None:
 
 
 def test_the_weight_is_no_part_of_state_and_configuration(tmp_path: Path) -> None:
-    ours, _ = twins(lambda: optimizer("Adam", 0.05))
-    fit(ours, 1)
-    ours.optimizer.rank_weight.assign(7.0)
-    inner = ours.optimizer.inner_optimizer.variables
-    variables = ours.optimizer.variables
-    assert [id(one) for one in variables] == [id(one) for one in (inner() if callable(inner) else inner)]
-    assert "weight" not in ours.optimizer.get_config()
-    tf.train.Checkpoint(optimizer=ours.optimizer).save(str(tmp_path / "c"))
+    tsps_model, _ = twins(lambda: optimizer("Adam", 0.05))
+    fit(tsps_model, 1)
+    tsps_model.optimizer.rank_weight.assign(7.0)
+    inner = tsps_model.optimizer.inner_optimizer.variables
+    variables = tsps_model.optimizer.variables
+    assert [id(variable) for variable in variables] == [
+        id(variable) for variable in (inner() if callable(inner) else inner)
+    ]
+    assert "weight" not in tsps_model.optimizer.get_config()
+    tf.train.Checkpoint(optimizer=tsps_model.optimizer).save(str(tmp_path / "c"))
     names = [name for name, _ in tf.train.list_variables(str(tmp_path))]
     assert len(names) > 3
     assert not any("rank_weight" in name for name in names), names
-    ours.save(tmp_path / "model.keras")
+    tsps_model.save(tmp_path / "model.keras")
     assert float(keras.models.load_model(tmp_path / "model.keras").optimizer.rank_weight) == 1.0
 
 
 def test_equal_steps_of_one_process_are_its_own() -> None:
     data = tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(BATCH)
-    ours, theirs = twins(lambda: optimizer("Adagrad", 0.05))
+    tsps_model, keras_model = twins(lambda: optimizer("Adagrad", 0.05))
     equal = tsps.callbacks.EqualSteps(data)
     assert equal.dataset is data
     assert equal.steps == equal.own_steps == 6
-    ours.fit(equal.dataset, epochs=3, verbose=0, callbacks=[equal]), fit(theirs)
-    assert difference(ours, theirs) < 2e-5
+    tsps_model.fit(equal.dataset, epochs=3, verbose=0, callbacks=[equal]), fit(keras_model)
+    assert difference(tsps_model, keras_model) < 2e-5
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2, 4])
@@ -142,30 +144,35 @@ def test_a_rank_without_batches_goes_on_with_weight_0(
     steps_per_execution: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(BATCH)
-    ours, theirs = twins(lambda: optimizer("SGD", 0.05))
-    ours.compile(ours.optimizer, "mse", steps_per_execution=steps_per_execution)
-    with monkeypatch.context() as patch:  # another rank has 11
-        patch.setattr(tsps.collectives.current(), "allgather_object", lambda own, name: [own, 11], raising=False)
+    tsps_model, keras_model = twins(lambda: optimizer("SGD", 0.05))
+    tsps_model.compile(tsps_model.optimizer, "mse", steps_per_execution=steps_per_execution)
+    with monkeypatch.context() as patch:  # another rank has 11 batches
+        patch.setattr(tsps.collectives.current(), "allgather_object", lambda value, name: [value, 11], raising=False)
         equal = tsps.callbacks.EqualSteps(data)
     assert (equal.own_steps, equal.steps, int(equal.dataset.cardinality())) == (6, 11, 11)
-    ours.fit(equal.dataset, epochs=3, verbose=0, callbacks=[equal]), fit(theirs)
-    assert int(ours.optimizer.iterations) == 33
-    assert difference(ours, theirs) < 2e-5
-    before = ours.get_weights()
-    ours.fit(data, verbose=0)  # without the callback: the weight is back
-    assert all((one != other).any() for one, other in zip(ours.get_weights(), before, strict=True))
+    tsps_model.fit(equal.dataset, epochs=3, verbose=0, callbacks=[equal]), fit(keras_model)
+    assert int(tsps_model.optimizer.iterations) == 33
+    assert difference(tsps_model, keras_model) < 2e-5
+    before = tsps_model.get_weights()
+    tsps_model.fit(data, verbose=0)  # without the callback, the weight is 1 again
+    assert all(
+        (weight != weight_before).any() for weight, weight_before in zip(tsps_model.get_weights(), before, strict=True)
+    )
 
 
 def test_batches_gone_through_again_leave_moving_statistics_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = keras.layers.Input((3,), dtype="int64")
     hidden = keras.layers.BatchNormalization()(keras.layers.Flatten()(tsps.Embedding(ROWS, DIM)(ids)))
-    ours = keras.Model(ids, keras.layers.Dense(1)(hidden))
-    ours.compile(tsps.DistributedOptimizer(optimizer("SGD", 0.05)), "mse", metrics=["mae"])
+    tsps_model = keras.Model(ids, keras.layers.Dense(1)(hidden))
+    tsps_model.compile(tsps.DistributedOptimizer(optimizer("SGD", 0.05)), "mse", metrics=["mae"])
     data = tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(BATCH)
     monkeypatch.setattr(
-        tsps.collectives.current(), "allgather_object", lambda own, name: [own, 9 if own == 6 else own], raising=False
+        tsps.collectives.current(),
+        "allgather_object",
+        lambda value, name: [value, 9 if value == 6 else value],
+        raising=False,
     )
     equal = tsps.callbacks.EqualSteps(data)
-    history = ours.fit(equal.dataset, verbose=0, callbacks=[equal]).history
+    history = tsps_model.fit(equal.dataset, verbose=0, callbacks=[equal]).history
     assert np.isfinite([history["loss"], history["mae"]]).all()
-    assert all(np.isfinite(one).all() for one in ours.get_weights())
+    assert all(np.isfinite(weight).all() for weight in tsps_model.get_weights())

@@ -1,4 +1,4 @@
-"""What cannot work is refused when it is made, or compiled, with the reason and the way out."""
+"""Combinations that cannot work are refused at construction or at compile time, with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_loss_scaling_inside_and_around() -> None:
 def test_mixed_float16_at_compile() -> None:
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
-        ours = model(tsps.Embedding(ROWS, DIM))
+        tsps_model = model(tsps.Embedding(ROWS, DIM))
         with pytest.raises(ValueError, match="mixed_bfloat16"):
-            ours.compile(wrapped(optimizer("SGD", 0.1)), "mse")
+            tsps_model.compile(wrapped(optimizer("SGD", 0.1)), "mse")
         if KERAS_3:
-            ours.compile(wrapped(optimizer("SGD", 0.1, loss_scale_factor=8.0)), "mse", auto_scale_loss=False)
-            fit(ours, 1)
+            tsps_model.compile(wrapped(optimizer("SGD", 0.1, loss_scale_factor=8.0)), "mse", auto_scale_loss=False)
+            fit(tsps_model, 1)
     finally:
         keras.mixed_precision.set_global_policy("float32")
 
@@ -68,29 +68,33 @@ def test_mixed_float16_at_compile() -> None:
 def test_mixed_bfloat16_works() -> None:
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
-        ours = model(tsps.Embedding(ROWS, DIM))
-        ours.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
-        losses = fit(ours, 4).history["loss"]
+        tsps_model = model(tsps.Embedding(ROWS, DIM))
+        tsps_model.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
+        losses = fit(tsps_model, 4).history["loss"]
         assert losses[-1] < losses[0]
     finally:
         keras.mixed_precision.set_global_policy("float32")
 
 
 def test_distribution_strategies() -> None:
-    # One replica is one rank. Several: tests/distribute.
+    # One replica is one rank. tests/distribute has several replicas.
     for strategy in (tf.distribute.OneDeviceStrategy("/cpu:0"), tf.distribute.MirroredStrategy(["/cpu:0"])):
         with strategy.scope():
-            layer, weight, ours = tsps.Embedding(ROWS, DIM), tf.Variable(1.0), wrapped(optimizer("SGD", 0.5))
+            layer, weight, wrapped_optimizer = (
+                tsps.Embedding(ROWS, DIM),
+                tf.Variable(1.0),
+                wrapped(optimizer("SGD", 0.5)),
+            )
             layer.build(None)
             with pytest.raises(ValueError, match=r"strategy\.run\(\)"):
-                ours.apply_gradients([(tf.constant(1.0), weight)])
+                wrapped_optimizer.apply_gradients([(tf.constant(1.0), weight)])
         before = np.asarray(layer(tf.constant([3])))
 
-        def step(layer: Any = layer, weight: Any = weight, ours: Any = ours) -> None:
+        def step(layer: Any = layer, weight: Any = weight, wrapped_optimizer: Any = wrapped_optimizer) -> None:
             with tf.GradientTape() as tape:
                 loss = weight + tf.reduce_sum(layer(tf.constant([3, 3])))
             variables = [*layer.trainable_variables, weight]
-            ours.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            wrapped_optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
         strategy.run(step)
         tf.function(lambda strategy=strategy, step=step: strategy.run(step))()
@@ -99,16 +103,16 @@ def test_distribution_strategies() -> None:
 
 
 def test_xla() -> None:
-    ours = model(tsps.Embedding(ROWS, DIM))
-    if KERAS_3:  # the layer says that it does not support it
+    tsps_model = model(tsps.Embedding(ROWS, DIM))
+    if KERAS_3:  # the layer reports that it does not support jit_compile
         with pytest.warns(UserWarning, match="jit_compile"):
-            ours.compile(wrapped("sgd"), "mse", jit_compile=True)
+            tsps_model.compile(wrapped("sgd"), "mse", jit_compile=True)
     else:
-        ours.compile(wrapped("sgd"), "mse", jit_compile=True)
+        tsps_model.compile(wrapped("sgd"), "mse", jit_compile=True)
         with pytest.raises(ValueError, match="XLA"):
-            fit(ours, 1)
-    ours.compile(wrapped("sgd"), "mse")
-    fit(ours, 1)
+            fit(tsps_model, 1)
+    tsps_model.compile(wrapped("sgd"), "mse")
+    fit(tsps_model, 1)
 
 
 @pytest.mark.parametrize(
@@ -123,12 +127,12 @@ def test_xla() -> None:
 )
 @pytest.mark.daily_cases(2)
 def test_optimizers_without_a_rule_for_tables(make: Any) -> None:
-    ours = model(tsps.Embedding(ROWS, DIM))
-    ours.compile(wrapped(make()), "mse")
+    tsps_model = model(tsps.Embedding(ROWS, DIM))
+    tsps_model.compile(wrapped(make()), "mse")
     with pytest.raises(ValueError, match="sparse_optimizer="):
-        fit(ours, 1)
-    ours.compile(wrapped(make(), sparse_optimizer="adagrad"), "mse")
-    fit(ours, 1)
+        fit(tsps_model, 1)
+    tsps_model.compile(wrapped(make(), sparse_optimizer="adagrad"), "mse")
+    fit(tsps_model, 1)
 
 
 def test_gradients_that_something_made_dense() -> None:
@@ -148,13 +152,13 @@ def test_skipping_aggregation() -> None:
 def test_a_gradient_that_is_not_finite_leaves_the_step_unmade() -> None:
     layer = tsps.Embedding(ROWS, DIM)
     layer.build(None)
-    one, job = wrapped("sgd"), tsps.job.current()
+    optimizer_used, job = wrapped("sgd"), tsps.job.current()
     step, before = int(job.step.numpy()), layer(tf.range(ROWS)).numpy()
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(tf.constant([3, 4])) * float("nan"))
     gradients = tape.gradient(loss, layer.trainable_variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
-        one.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+        optimizer_used.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
     assert int(job.step.numpy()) == step
     np.testing.assert_array_equal(layer(tf.range(ROWS)).numpy(), before)
 
@@ -183,7 +187,7 @@ def test_horovodruns_elastic_mode_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class TestHorovodsWrappers:
-    """Horovod's own wrappers, where they can be seen."""
+    """Horovod's own wrappers, where tsps can detect them."""
 
     @pytest.fixture
     def hvd(self) -> Any:
@@ -204,10 +208,10 @@ class TestHorovodsWrappers:
             hvd.DistributedOptimizer(wrapped(optimizer("SGD", 0.1)))
 
     def test_around_the_plain_optimizer_of_a_table(self, hvd: Any) -> None:
-        ours = model(tsps.Embedding(ROWS, DIM))
-        ours.compile(hvd.DistributedOptimizer(optimizer("SGD", 0.1)), "mse")
+        tsps_model = model(tsps.Embedding(ROWS, DIM))
+        tsps_model.compile(hvd.DistributedOptimizer(optimizer("SGD", 0.1)), "mse")
         with pytest.raises(ValueError, match=r"tsps\.DistributedOptimizer"):
-            fit(ours, 1)
+            fit(tsps_model, 1)
 
     def test_tape_around_and_inside_ours(self, hvd: Any) -> None:
         import horovod.tensorflow as base
@@ -227,22 +231,24 @@ class TestHorovodsWrappers:
         def within(action: Any) -> Any:
             return tf.function(action) if nested else action
 
-        def own() -> Any:
+        def gradient() -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(base.allreduce(layer(tf.constant([3, 4]))))
             return tape.gradient(loss, layer.trainable_variables)[0]
 
         def gathered(slices: Any) -> Any:
-            # What Horovod's tape makes of it on several ranks; on one it leaves it alone.
+            # Horovod's tape does this on several ranks; on one rank it returns the slices unchanged.
             return tf.IndexedSlices(base.allgather(slices.values), base.allgather(slices.indices))
 
         @tf.function(autograph=False)
         def step() -> None:
-            one = within(own)()
-            gradients.refuse_reduced(one, layer.bindings[0])
-            one = tf.IndexedSlices(*within(lambda *parts: [part * 2 for part in parts])(one.values, one.indices))
-            gradients.refuse_reduced(one, layer.bindings[0])
-            gradients.refuse_reduced(within(gathered)(one), layer.bindings[0])
+            slices = within(gradient)()
+            gradients.refuse_reduced(slices, layer.bindings[0])
+            slices = tf.IndexedSlices(
+                *within(lambda *parts: [part * 2 for part in parts])(slices.values, slices.indices)
+            )
+            gradients.refuse_reduced(slices, layer.bindings[0])
+            gradients.refuse_reduced(within(gathered)(slices), layer.bindings[0])
 
         with pytest.raises(ValueError, match="DistributedGradientTape"):
             step()
@@ -265,10 +271,10 @@ class TestHorovodsWrappers:
             (tf.function(step) if graph else step)()
 
     def test_broadcast_around_a_table(self, hvd: Any) -> None:
-        ours = model(tsps.Embedding(ROWS, DIM))
-        ours.compile(wrapped("sgd"), "mse")
+        tsps_model = model(tsps.Embedding(ROWS, DIM))
+        tsps_model.compile(wrapped("sgd"), "mse")
         with pytest.raises(ValueError, match=r"tsps\.callbacks\.BroadcastVariables in place"):
-            fit(ours, 1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+            fit(tsps_model, 1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 
 @pytest.mark.parametrize("cls", [tsps.Embedding, tsps.EmbeddingReduce])
@@ -286,8 +292,8 @@ def test_second_gradients_of_a_table(cls: Any) -> None:
                 if of_the_weights:
                     rows = layer(ids)
                 loss = tf.reduce_sum(tf.matmul(tf.reshape(rows, [-1, DIM]), dense) ** 2)
-            first = inner.gradient(loss, anchor if of_the_weights else rows)
-            loss += tf.reduce_sum((first.values if of_the_weights else first) ** 2)
+            inner_gradient = inner.gradient(loss, anchor if of_the_weights else rows)
+            loss += tf.reduce_sum((inner_gradient.values if of_the_weights else inner_gradient) ** 2)
         return outer.gradient(loss, [dense, anchor])
 
     for way in (penalised, tf.function(penalised)):

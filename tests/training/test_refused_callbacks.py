@@ -14,13 +14,13 @@ import tf_sparse_ps as tsps
 CALLBACKS = keras.callbacks
 
 
-def compiled(one: Any) -> Any:
-    one.compile(tsps.DistributedOptimizer(optimizer("Adagrad", 0.05)), "mse")
-    return one
+def compiled(trained_model: Any) -> Any:
+    trained_model.compile(tsps.DistributedOptimizer(optimizer("Adagrad", 0.05)), "mse")
+    return trained_model
 
 
 class Late(keras.Model):
-    """Under Keras 2 it is built by its first batch."""
+    """A model that Keras 2 builds at its first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,15 +31,15 @@ class Late(keras.Model):
         return self.out(self.flat(self.collection({"x": ids})["x"]))
 
 
-def refused(one: Any, callback: Any, words: str) -> None:
-    """By `fit`, before a batch, and whatever was trained before."""
+def refused(trained_model: Any, callback: Any, words: str) -> None:
+    """Asserts that `fit` refuses a callback before its first batch, whether or not the model was trained before."""
     for _ in range(2):
-        iterations, begun = int(one.optimizer.iterations), []
+        iterations, begun = int(trained_model.optimizer.iterations), []
         listen = CALLBACKS.LambdaCallback(on_train_batch_begin=lambda *_, begun=begun, **__: begun.append(1))
         with pytest.raises(ValueError, match=words):
-            fit(one, 2, [listen, callback])
-        assert (int(one.optimizer.iterations), begun) == (iterations, [])
-        fit(one, 1)
+            fit(trained_model, 2, [listen, callback])
+        assert (int(trained_model.optimizer.iterations), begun) == (iterations, [])
+        fit(trained_model, 1)
 
 
 STOP: dict[str, Any] = {"monitor": "loss", "restore_best_weights": True}
@@ -56,27 +56,29 @@ def test_early_stopping_that_restores_an_unbounded_table(make: Any) -> None:
 
 
 def test_the_remedy_for_early_stopping(tmp_path: Path) -> None:
-    one = compiled(model(tsps.Embedding(None, DIM)))
+    trained_model = compiled(model(tsps.Embedding(None, DIM)))
     path = str(tmp_path / "best.weights.h5")
     best = {"monitor": "loss", "mode": "max"}  # of the first epoch
     keep = CALLBACKS.ModelCheckpoint(path, save_weights_only=True, save_best_only=True, **best)
-    seen: list[Any] = []
-    look = CALLBACKS.LambdaCallback(on_epoch_end=lambda *_: seen.append(one.predict(IDS, verbose=0)))
-    fit(one, 5, [look, keep, CALLBACKS.EarlyStopping(patience=2, **best)])
-    assert len(seen) == 3
-    one.load_weights(path)
-    np.testing.assert_array_equal(one.predict(IDS, verbose=0), seen[0])
+    predictions: list[Any] = []
+    look = CALLBACKS.LambdaCallback(on_epoch_end=lambda *_: predictions.append(trained_model.predict(IDS, verbose=0)))
+    fit(trained_model, 5, [look, keep, CALLBACKS.EarlyStopping(patience=2, **best)])
+    assert len(predictions) == 3
+    trained_model.load_weights(path)
+    np.testing.assert_array_equal(trained_model.predict(IDS, verbose=0), predictions[0])
 
 
 def test_a_legacy_file_of_an_unbounded_table(tmp_path: Path) -> None:
-    one = compiled(model(tsps.Embedding(None, DIM)))
+    trained_model = compiled(model(tsps.Embedding(None, DIM)))
     for name in ("model.h5", *([] if KERAS_3 else ["model.hdf5", "model.weights.h5"])):
-        refused(one, CALLBACKS.ModelCheckpoint(str(tmp_path / name)), r"\.keras, or with \.weights\.h5")
+        refused(trained_model, CALLBACKS.ModelCheckpoint(str(tmp_path / name)), r"\.keras, or with \.weights\.h5")
     if not KERAS_3:
-        refused(one, CALLBACKS.ModelCheckpoint(str(tmp_path / "w.h5"), save_weights_only=True), r"\.weights\.h5")
-    fit(one, 1, [CALLBACKS.ModelCheckpoint(str(tmp_path / "model.keras"))])
-    fit(one, 1, [CALLBACKS.ModelCheckpoint(str(tmp_path / "w.weights.h5"), save_weights_only=True)])
-    fit(one, 1, [CALLBACKS.EarlyStopping("loss"), CALLBACKS.BackupAndRestore(str(tmp_path / "backup"))])
+        refused(
+            trained_model, CALLBACKS.ModelCheckpoint(str(tmp_path / "w.h5"), save_weights_only=True), r"\.weights\.h5"
+        )
+    fit(trained_model, 1, [CALLBACKS.ModelCheckpoint(str(tmp_path / "model.keras"))])
+    fit(trained_model, 1, [CALLBACKS.ModelCheckpoint(str(tmp_path / "w.weights.h5"), save_weights_only=True)])
+    fit(trained_model, 1, [CALLBACKS.EarlyStopping("loss"), CALLBACKS.BackupAndRestore(str(tmp_path / "backup"))])
 
 
 @pytest.mark.parametrize("rows", [ROWS, None])
@@ -88,8 +90,8 @@ def test_images_of_a_table(rows: int | None, tmp_path: Path) -> None:
 def test_models_without_tables_and_with_bounded_ones_keep_their_callbacks(tmp_path: Path) -> None:
     plain = model(keras.layers.Embedding(ROWS, DIM))
     plain.compile(optimizer("Adagrad", 0.05), "mse")
-    for one in (plain, compiled(model(tsps.Embedding(ROWS, DIM)))):
+    for trained_model in (plain, compiled(model(tsps.Embedding(ROWS, DIM)))):
         save = CALLBACKS.ModelCheckpoint(str(tmp_path / "model.h5"))
-        history = fit(one, 2, [CALLBACKS.EarlyStopping(**STOP), save]).history["loss"]
+        history = fit(trained_model, 2, [CALLBACKS.EarlyStopping(**STOP), save]).history["loss"]
         assert len(history) == 2
-        assert one.evaluate(IDS, TARGETS, verbose=0) < history[0]
+        assert trained_model.evaluate(IDS, TARGETS, verbose=0) < history[0]

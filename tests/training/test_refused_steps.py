@@ -1,4 +1,4 @@
-"""A batch that is refused leaves tables, dense weights and the optimizer as they were, and training goes on."""
+"""A refused batch leaves tables, dense weights and the optimizer unchanged, and training continues."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import refused_batches
 )
 @pytest.mark.daily_cases(3)
 def test_training_after_a_refused_batch_equals_training_without_it(case: str, mode: str) -> None:
-    found, errors = refused_batches.train(case, bad=True, mode=mode)
+    actual, errors = refused_batches.train(case, bad=True, mode=mode)
     assert len(errors) == len(refused_batches.BAD)
     assert all("is not finite" in error for error in errors), errors
     expected, errors = refused_batches.train(case, bad=False, mode=mode)
     assert errors == []
-    assert refused_batches.differences(found, expected) == []
+    assert refused_batches.differences(actual, expected) == []
 
 
 def test_a_refused_batch_would_show() -> None:
-    # The control: the same batches with targets that can be trained.
+    # The control: the same batches with valid targets.
     def spoil(i: int, ids: Any, targets: Any) -> None:
         targets[0] = 1.0
 

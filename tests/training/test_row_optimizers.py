@@ -86,9 +86,9 @@ def test_subclasses_do_not_match() -> None:
     class Faster(keras.optimizers.SGD):
         pass
 
-    for other in (Faster(0.1), optimizer("Adamax", 0.1), optimizer("Nadam", 0.1)):
+    for unmatched in (Faster(0.1), optimizer("Adamax", 0.1), optimizer("Nadam", 0.1)):
         with pytest.raises(ValueError, match="sparse_optimizer="):
-            optimizers.match(other)
+            optimizers.match(unmatched)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_configurations(rule: Any) -> None:
     assert again is not None
     assert again.get_config() == rule.get_config()
     assert type(rule).from_config(rule.get_config()).get_config() == rule.get_config()
-    # As tables' configurations make them.
+    # Configurations of tables are made in this way.
     assert type(rule)(**rule.get_config()).get_config() == rule.get_config()
 
 

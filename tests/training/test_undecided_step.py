@@ -1,4 +1,4 @@
-"""Which way a step goes that a killed run has left undecided: what its nodes have decides it."""
+"""A killed run left a step undecided: whether it is committed or refused follows from the state of its nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_WRITTEN = GroupState(STEP - 1, RUN)
     [
         ([MADE, MADE, MADE], "refuse"),
         ([None, None, None], "refuse"),
-        ([MADE, GroupState(STEP, 99), None], "refuse"),  # nothing is undecided; that ranks differ is told later
+        ([MADE, GroupState(STEP, 99), None], "refuse"),  # nothing is undecided; the differing step is reported later
         ([SEALED, SEALED, SEALED], "undo"),
         ([SEALED, NOT_WRITTEN, SEALED], "undo"),
         ([SEALED, NOT_WRITTEN, NOT_WRITTEN], "undo"),
@@ -31,7 +31,7 @@ def test_nodes_that_have_it_decide(states: list[GroupState | None], expected: st
 
 
 @pytest.mark.parametrize(
-    ("states", "said"),
+    ("states", "message"),
     [
         ([SEALED, SEALED], "3 nodes decide it, and this run has 2"),
         ([SEALED], "3 nodes decide it, and this run has 1"),
@@ -43,6 +43,6 @@ def test_nodes_that_have_it_decide(states: list[GroupState | None], expected: st
         ([SEALED, MADE, NOT_WRITTEN], "some nodes have published it, and some do not have it"),
     ],
 )
-def test_what_cannot_be_settled_is_refused_with_the_remedy(states: list[GroupState | None], said: str) -> None:
-    with pytest.raises(StateError, match=f"job 'job' was killed .* step {STEP} .*{said}.*newest checkpoint"):
+def test_what_cannot_be_settled_is_refused_with_the_remedy(states: list[GroupState | None], message: str) -> None:
+    with pytest.raises(StateError, match=f"job 'job' was killed .* step {STEP} .*{message}.*newest checkpoint"):
         outcome(states, "job")

@@ -1,4 +1,4 @@
-"""What is set on a DistributedOptimizer acts on tables and dense weights alike, or is refused."""
+"""Options that are set on a DistributedOptimizer act on tables and dense weights alike, or are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDS, TARGETS = np.array([[1, 2]] * 8), np.zeros((8, 1), np.float32)
 
 
 def one_step(optimizer: Any, **options: Any) -> tuple[float, float]:
-    """How far the kernel and a row, ones at first, have moved after a step."""
+    """Returns how far the kernel and a row have moved after a step. Both start as ones."""
     layer = tsps.Embedding(ROWS, DIM, "ones", **options)
     dense = keras.layers.Dense(1, kernel_initializer="ones")
     model = keras.Sequential([keras.Input([2], dtype="int64"), layer, keras.layers.Flatten(), dense])
@@ -39,14 +39,14 @@ def test_rows_are_left_out_of_weight_decay_by_name(on: str) -> None:
 
 
 def test_rows_are_left_out_of_weight_decay_by_variable() -> None:
-    first, second = tsps.Embedding(ROWS, DIM, "ones"), tsps.Embedding(ROWS, DIM, "ones")
+    excluded_layer, decayed_layer = tsps.Embedding(ROWS, DIM, "ones"), tsps.Embedding(ROWS, DIM, "ones")
     ids = keras.Input([2], dtype="int64")
-    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(first(ids) + second(ids))))
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(excluded_layer(ids) + decayed_layer(ids))))
     optimizer = tsps.DistributedOptimizer(adamw())
-    optimizer.exclude_from_weight_decay(var_list=[first.embeddings])
+    optimizer.exclude_from_weight_decay(var_list=[excluded_layer.embeddings])
     model.compile(optimizer, "mse")
     model.fit(IDS, TARGETS, verbose=0)
-    moved = [float(abs(1 - layer.get_weights()[0][1]).max()) for layer in (first, second)]
+    moved = [float(abs(1 - layer.get_weights()[0][1]).max()) for layer in (excluded_layer, decayed_layer)]
     assert moved == [pytest.approx(1e-4, rel=0.05), pytest.approx(1e-2, rel=0.05)]
     with pytest.raises(ValueError, match="before the optimizer is built"):
         optimizer.exclude_from_weight_decay(var_names=["embeddings"])
