@@ -1,4 +1,4 @@
-// Ops that make, change and describe groups and tables, outside the training step.
+// Ops that create, change and describe groups and tables, outside of the training step.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -19,7 +19,7 @@
 namespace tsps {
 namespace {
 
-// Inputs `path` and `uuid` of a table, 0 and 1 in all ops.
+// Returns the table of inputs 0 and 1, `path` and `uuid`.
 Result<TableHandle> TableInput(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   TSPS_ASSIGN_OR_RETURN(const std::string uuid, context.String(1, "uuid"));
@@ -38,14 +38,14 @@ Status CreateGroup(const KernelContext& context) {
 Status OpenWriter(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   TSPS_ASSIGN_OR_RETURN(const std::string outcome, context.String(1, "outcome"));
-  constexpr const char* kOutcomes[] = {"refuse", "undo", "publish"};  // as in Undecided
-  const auto* const found = std::find(std::begin(kOutcomes), std::end(kOutcomes), outcome);
-  if (found == std::end(kOutcomes)) {
+  constexpr const char* kOutcomes[] = {"refuse", "undo", "publish"};  // the order of Undecided
+  const auto* const name = std::find(std::begin(kOutcomes), std::end(kOutcomes), outcome);
+  if (name == std::end(kOutcomes)) {
     return Error(Code::kInvalidArgument,
                  "outcome must be 'refuse', 'undo' or 'publish'. Received: '", outcome, "'");
   }
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
-  TSPS_RETURN_IF_ERROR(owner->BecomeWriter(static_cast<Undecided>(found - kOutcomes)));
+  TSPS_RETURN_IF_ERROR(owner->BecomeWriter(static_cast<Undecided>(name - kOutcomes)));
   return context.OutputScalar(0, static_cast<int64_t>(owner->group().step()));
 }
 
@@ -119,16 +119,16 @@ Status RenewSlots(const KernelContext& context) {
   return table.owner->Write([&](GroupWriter& writer) { return writer.RenewSlots(table.table); });
 }
 
-// Inputs: path, uuid, optimizer: its id, and the steps that it has made.
+// Inputs: path, uuid, optimizer: the id of the optimizer, and the number of its steps.
 Status SetOptimizer(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
-  TSPS_ASSIGN_OR_RETURN(const Tensor given, context.Input(2, 1, "optimizer"));
-  if (given.size() != 2) {
+  TSPS_ASSIGN_OR_RETURN(const Tensor values, context.Input(2, 1, "optimizer"));
+  if (values.size() != 2) {
     return Error(Code::kInvalidArgument,
-                 "optimizer must have shape [2]. Received: ", ShapeString(given.shape()));
+                 "optimizer must have shape [2]. Received: ", ShapeString(values.shape()));
   }
-  const OptimizerUse optimizer = {static_cast<uint64_t>(given.data<int64_t>()[0]),
-                                  static_cast<uint64_t>(given.data<int64_t>()[1])};
+  const OptimizerUse optimizer = {static_cast<uint64_t>(values.data<int64_t>()[0]),
+                                  static_cast<uint64_t>(values.data<int64_t>()[1])};
   return table.owner->Write(
       [&](GroupWriter& writer) { return writer.SetOptimizer(table.table, optimizer); });
 }
@@ -156,9 +156,9 @@ class AssignKernel {
     std::vector<Tensor> values;  // the rows, then the slots
     std::vector<const float*> slots;
     for (int i = 0; i < 1 + n_slots_; ++i) {
-      TSPS_ASSIGN_OR_RETURN(Tensor one, context.Input(3 + i));
-      if (i > 0) slots.push_back(one.data<float>());
-      values.push_back(std::move(one));
+      TSPS_ASSIGN_OR_RETURN(Tensor plane, context.Input(3 + i));
+      if (i > 0) slots.push_back(plane.data<float>());
+      values.push_back(std::move(plane));
     }
     TSPS_RETURN_IF_ERROR(CheckShape(table, values[0], "rows", {keys.dim(0), table.config().dim}));
     const std::shared_ptr<Executor> executor = SharedExecutor();
@@ -177,7 +177,7 @@ class AssignKernel {
                  ShapeString(shape), ". Received: ", ShapeString(values.shape()));
   }
 
-  // By the writer, so that no other optimizer is bound meanwhile.
+  // Called under the writer's lock, so that no other optimizer is bound meanwhile.
   Status CheckSlots(const TableHandle& table, const std::vector<Tensor>& values) const {
     OptimizerKind kind = OptimizerKind::kNone;
     TSPS_RETURN_IF_ERROR(table.group().Read([&](const ReadView& view) {
@@ -276,15 +276,16 @@ Status SetPoolThreads(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const int64_t threads, context.Scalar<int64_t>(0, "threads"));
   TSPS_ASSIGN_OR_RETURN(const int64_t writer, context.Scalar<int64_t>(1, "writer_threads"));
   if (threads < 0 || threads > 1024 || writer < 0 || writer > 1024) {
-    return Error(Code::kInvalidArgument, "threads must be in [0, 1024]. Received: ", threads,
-                 " and, to write, ", writer);
+    return Error(Code::kInvalidArgument,
+                 "threads and writer_threads must be in [0, 1024]. Received: threads=", threads,
+                 ", writer_threads=", writer);
   }
   SetThreads(static_cast<int>(threads), static_cast<int>(writer));
   return Status();
 }
 
-// A batch that a dataset has come to will look keys up. The dataset waits while a step is being
-// written; it must hold none of the threads that the step needs.
+// Announces the keys of a batch that a dataset has reached. The announcement waits while a step is
+// being written, so it must not hold a thread that the step needs.
 class AnnounceKernel {
  public:
   Status Init(const Attributes&) { return Status(); }

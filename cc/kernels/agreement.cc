@@ -1,7 +1,9 @@
 // TspsFacts, TspsStatement, TspsExplainDifference, TspsAllowObjections and TspsRaiseObjection:
-// before a step is made, the ranks see that they agree on what must be equal on all of them. Each
-// has a list of facts, in one order. Their digest travels with an exchange that the step has
-// anyway; the facts themselves only where digests differ, to name the one that does.
+// before a step, the ranks check that they agree on everything that must be equal on all of them.
+//
+// Each rank has a list of facts, in the same order. The digest of the list travels with an exchange
+// that the step needs anyway. The facts themselves travel only if digests differ, to name the fact
+// that differs.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -18,9 +20,9 @@
 namespace tsps {
 namespace {
 
-// Values of a variable are read in whole up to so many bytes, beyond that so many blocks of a cache
-// line, which are others in every step: a difference that stays is found sooner or later wherever
-// it is, and one of the whole variable at once.
+// The digest of a variable covers all of its bytes up to kWhole bytes, and kBlocks blocks of
+// kBlock bytes of a larger one. The blocks change in every step, so a persistent difference is
+// found after some steps, and a difference of the whole variable at once.
 constexpr size_t kWhole = 1024, kBlock = 64, kBlocks = 16;
 
 uint64_t Mix(uint64_t hash, uint64_t word) {
@@ -113,8 +115,10 @@ class ExplainDifferenceKernel {
       fits = fits && remedy >= 0 && static_cast<size_t>(remedy) < remedies_.size();
     }
     if (fits) return Status();
-    return Error(Code::kInvalidArgument, "shown and remedy_of must have one for each of ",
-                 names_.size(), " names. Received: ", shown_.size(), " and ", remedy_of_.size());
+    return Error(Code::kInvalidArgument, "shown and remedy_of must have one item for each of the ",
+                 names_.size(),
+                 " names, and remedy_of must be valid positions in remedies. Received: ",
+                 shown_.size(), " and ", remedy_of_.size(), " items");
   }
 
   // Inputs: verdict, facts of all ranks, one rank after another. Outputs: explained.
@@ -141,34 +145,35 @@ class ExplainDifferenceKernel {
     return text;
   }
 
-  std::string Difference(size_t fact, size_t rank, int64_t first, int64_t other) const {
+  std::string Difference(size_t fact, size_t rank, int64_t of_rank_0, int64_t of_rank) const {
     std::string text = names_[fact];
     if (shown_[fact] == 'h') {
       return text + " on rank " + std::to_string(rank) + " is not that of rank 0";
     }
-    return text + ": rank 0 has " + Shown(fact, first) + ", rank " + std::to_string(rank) +
-           " has " + Shown(fact, other);
+    return text + ": rank 0 has " + Shown(fact, of_rank_0) + ", rank " + std::to_string(rank) +
+           " has " + Shown(fact, of_rank);
   }
 
   Status Explain(const Status& verdict, const Tensor& facts) const {
     const size_t n = names_.size();
     if (verdict.code() != Code::kFailedPrecondition || n == 0) return verdict;
     if (facts.size() % n != 0) {
-      return Error(verdict.code(), verdict.message(), ": they have ", facts.size(),
-                   " facts in all, and this one has ", n,
-                   ". Every rank must run the same program, with the same options");
+      return Error(verdict.code(), verdict.message(), ": all ranks together have ", facts.size(),
+                   " facts, and this rank has ", n,
+                   ". No rank has made this step. Every rank must run the same program, with the "
+                   "same options");
     }
     const int64_t* const all = facts.data<int64_t>();
-    std::string found;
+    std::string text;
     size_t differences = 0, remedy = 0;
     for (size_t fact = 0; fact < n; ++fact) {
       for (size_t rank = 1; rank < facts.size() / n; ++rank) {
-        const int64_t other = all[rank * n + fact];
-        if (other == all[fact]) continue;
+        const int64_t value = all[rank * n + fact];
+        if (value == all[fact]) continue;
         if (differences == 0) remedy = static_cast<size_t>(remedy_of_[fact]);
         if (differences < kShown) {
-          if (differences > 0) found += "; ";
-          found += Difference(fact, rank, all[fact], other);
+          if (differences > 0) text += "; ";
+          text += Difference(fact, rank, all[fact], value);
         }
         ++differences;
         break;
@@ -178,7 +183,7 @@ class ExplainDifferenceKernel {
     std::string more;
     if (differences > kShown) more = " (and " + std::to_string(differences - kShown) + " more)";
     return Error(verdict.code(), "the ranks of this job would train apart, so no rank has made ",
-                 "this step: ", found, more, ". ", remedies_[remedy]);
+                 "this step: ", text, more, ". ", remedies_[remedy]);
   }
 
   std::vector<std::string> names_, remedies_;

@@ -1,6 +1,7 @@
-// TspsApply: one optimizer step over tables of one group, published as one. TspsMakeStep,
-// TspsPrepareStep, TspsDecideStep and TspsCheckStep: the same for a job, all of whose ranks must
-// know whether it is made before any of them moves on (step.h).
+// TspsApply: one optimizer step over several tables of a group, published at once.
+//
+// TspsMakeStep, TspsPrepareStep, TspsDecideStep and TspsCheckStep do the same for a job, where all
+// ranks must know whether a step is made before any of them continues (step.h).
 #include <functional>
 #include <memory>
 #include <string>
@@ -69,7 +70,7 @@ class MakeStepKernel {
     if (exchange != nullptr) {
       RunOnWaiter(done, make);
     } else {
-      RunHere(done, make);  // a thread more costs more than it gains
+      RunHere(done, make);  // another thread would cost more than it gains
     }
   }
 
@@ -87,8 +88,8 @@ class MakeStepKernel {
       exchange->verdicts().PostStatement(call.step, static_cast<uint64_t>(digest),
                                          owner.TakeObjection());
       if (!exchange->IsLeader()) return OutputLeadersVerdict(context, *exchange, call);
-      const Status told = exchange->verdicts().AwaitStatements(call, &agreed);
-      if (!told.ok()) agreed = told;
+      const Status received = exchange->verdicts().AwaitStatements(call, &agreed);
+      if (!received.ok()) agreed = received;
     }
     const WorkSpan span("apply");
     StepUpdates updates;

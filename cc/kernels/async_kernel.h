@@ -1,8 +1,8 @@
-// Kernels that return before they are done.
+// Asynchronous kernels, which return before they are done.
 //
-// The C API passes the done callback as a pointer to a std::function on the caller's stack, which
-// is gone when the compute function returns (2.15 to 2.21): calling it later through
-// TF_RunAsyncOpKernelDoneCallback crashes. The adapter copies it while it is there.
+// The C API passes the done callback as a pointer to a std::function on the caller's stack. The
+// function is destroyed when the compute function returns (2.15 to 2.21), so calling it later
+// through TF_RunAsyncOpKernelDoneCallback crashes. The adapter copies it before that.
 #ifndef TFSPS_KERNELS_ASYNC_KERNEL_H_
 #define TFSPS_KERNELS_ASYNC_KERNEL_H_
 
@@ -12,13 +12,13 @@
 
 namespace tsps {
 
-// What an asynchronous kernel calls once, from any thread, when it is done; an error fails the op.
-// The KernelContext it was started with is valid until then.
+// The callback of an asynchronous kernel, which it calls once, from any thread, when it is done. An
+// error fails the op. The kernel's KernelContext is valid until the call.
 using Done = std::function<void(const Status&)>;
 
 using AsyncCompute = void (*)(void* kernel, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*);
 
-// Copies TensorFlow's callback.
+// Returns a copy of TensorFlow's callback.
 std::function<void()> CopyDoneCallback(TF_AsyncOpKernelDoneCallback* done);
 
 template <typename Kernel>
@@ -32,8 +32,8 @@ void ComputeAsyncKernel(void* kernel, TF_OpKernelContext* raw,
   static_cast<Kernel*>(kernel)->ComputeAsync(context, done);
 }
 
-// `Kernel` has Init, and `void ComputeAsync(const KernelContext&, const Done&)`, which does not
-// block.
+// Registers an asynchronous kernel. `Kernel` has Init, and `void ComputeAsync(const KernelContext&,
+// const Done&)`, which must not block.
 template <typename Kernel>
 void RegisterAsyncKernel(const char* op) {
   RegisterBuilder(op, TF_NewAsyncKernelBuilder(op, "CPU", &CreateKernel<Kernel>,

@@ -1,5 +1,6 @@
-// Tables with rows on several devices of a process: which device has the row of a key, and what
-// goes from one device to another. Each has a cache of its own (device_caches.h).
+// TspsCacheDivide and TspsCacheExchanged, for tables with rows on several devices of a process: the
+// device of each key, and the counters of rows and gradients that travel between devices. Each
+// device has its own cache (device_caches.h).
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -18,17 +19,17 @@ class DivideKernel {
     return Status();
   }
 
-  // Inputs: keys[u]. Outputs: D of the keys of each device, in their order; D of their positions in
-  // `keys`; of each key its position in the former, joined.
+  // Inputs: keys[u]. Outputs: the keys of each device, D lists, in the order of `keys`; the
+  // positions of these keys in `keys`, D lists; the position of each key in the joined lists.
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(0));
     const auto devices = static_cast<size_t>(devices_);
-    std::vector<std::vector<int64_t>> own(devices);
+    std::vector<std::vector<int64_t>> device_keys(devices);
     std::vector<std::vector<int32_t>> positions(devices);
     for (size_t i = 0; i < keys.size(); ++i) {
       const int64_t key = keys.data<int64_t>()[i];
       const uint32_t device = OwnerOf(key, static_cast<uint32_t>(devices_));
-      own[device].push_back(key);
+      device_keys[device].push_back(key);
       positions[device].push_back(static_cast<int32_t>(i));
     }
     std::vector<int32_t> order(keys.size());
@@ -36,7 +37,7 @@ class DivideKernel {
     for (size_t d = 0; d < devices; ++d) {
       for (const int32_t position : positions[d]) order[static_cast<size_t>(position)] = next++;
       const auto output = static_cast<int>(d);
-      TSPS_RETURN_IF_ERROR(context.OutputVector(output, own[d]));
+      TSPS_RETURN_IF_ERROR(context.OutputVector(output, device_keys[d]));
       TSPS_RETURN_IF_ERROR(context.OutputVector(devices_ + output, positions[d]));
     }
     return context.OutputVector(2 * devices_, order);
@@ -46,7 +47,8 @@ class DivideKernel {
   int devices_ = 0;
 };
 
-// Inputs: cache, rows, gradients: how many went to, or came from, another device.
+// Inputs: cache, rows, gradients: the number of rows that went to another device, and of gradients
+// that came from one.
 Status Exchanged(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));

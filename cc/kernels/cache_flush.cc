@@ -1,5 +1,5 @@
-// The end of a flush: rows that are newer on a device go to the host. device_cache.cc has its
-// beginning.
+// TspsCacheFlush: the end of a flush, which writes rows that are newer on a device to the host.
+// TspsCacheNewer (device_cache.cc) begins a flush.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -16,7 +16,7 @@
 namespace tsps {
 namespace {
 
-// The rows at some positions of a matrix.
+// Returns the rows at some positions of a matrix.
 std::vector<float> RowsAt(const Tensor& matrix, const std::vector<uint32_t>& positions) {
   const auto width = static_cast<size_t>(matrix.dim(1));
   std::vector<float> rows(positions.size() * width);
@@ -49,30 +49,30 @@ class FlushKernel {
       TSPS_ASSIGN_OR_RETURN(Tensor plane, context.Input(6 + p, 2, p == 0 ? "rows" : "others"));
       planes.push_back(std::move(plane));
     }
-    SlotDirectory::Newer found;
-    found.number = static_cast<uint64_t>(flush);
-    found.slots.assign(slots.data<int32_t>(), slots.data<int32_t>() + slots.size());
-    found.keys.assign(keys.data<int64_t>(), keys.data<int64_t>() + keys.size());
+    SlotDirectory::Newer newer;
+    newer.number = static_cast<uint64_t>(flush);
+    newer.slots.assign(slots.data<int32_t>(), slots.data<int32_t>() + slots.size());
+    newer.keys.assign(keys.data<int64_t>(), keys.data<int64_t>() + keys.size());
     size_t flushed = 0;
-    // The writer's turn: no step is committed in it, here or by a cache.
+    // While the writer is in use, neither the group nor a cache commits a step.
     TSPS_RETURN_IF_ERROR(table.owner->Write([&](GroupWriter& writer) -> Status {
-      TSPS_RETURN_IF_ERROR(CheckShapes(table, found, planes));
+      TSPS_RETURN_IF_ERROR(CheckShapes(table, newer, planes));
       TSPS_ASSIGN_OR_RETURN(flushed,
-                            cache->Flush(found, [&](const std::vector<uint32_t>& positions) {
-                              return Assign(writer, table, found, planes, positions);
+                            cache->Flush(newer, [&](const std::vector<uint32_t>& positions) {
+                              return Assign(writer, table, newer, planes, positions);
                             }));
       return Status();
     }));
     TSPS_RETURN_IF_ERROR(context.OutputScalar(0, static_cast<int64_t>(flushed)));
-    return context.OutputScalar(1, static_cast<int64_t>(found.keys.size() - flushed));
+    return context.OutputScalar(1, static_cast<int64_t>(newer.keys.size() - flushed));
   }
 
  private:
-  static Status CheckShapes(const TableHandle& table, const SlotDirectory::Newer& found,
+  static Status CheckShapes(const TableHandle& table, const SlotDirectory::Newer& newer,
                             const std::vector<Tensor>& planes) {
-    if (found.slots.size() != found.keys.size()) {
+    if (newer.slots.size() != newer.keys.size()) {
       return Error(Code::kInvalidArgument, "a flush of table ", table.path(), " has ",
-                   found.keys.size(), " keys. Received: ", found.slots.size(), " slots");
+                   newer.keys.size(), " keys. Received: ", newer.slots.size(), " slots");
     }
     std::vector<size_t> widths;
     TSPS_RETURN_IF_ERROR(table.group().Read([&](const ReadView& view) -> Status {
@@ -85,10 +85,10 @@ class FlushKernel {
     }));
     if (widths.size() != planes.size()) {
       return Error(Code::kFailedPrecondition, "table ", table.path(), " has ", widths.size(),
-                   " planes that training changes. Received: ", planes.size(), " of a flush");
+                   " planes that training changes. Received: a flush of ", planes.size());
     }
     for (size_t p = 0; p < planes.size(); ++p) {
-      const std::vector<int64_t> shape = {static_cast<int64_t>(found.keys.size()),
+      const std::vector<int64_t> shape = {static_cast<int64_t>(newer.keys.size()),
                                           static_cast<int64_t>(widths[p])};
       if (planes[p].shape() == shape) continue;
       return Error(Code::kInvalidArgument, "rows of a flush of table ", table.path(),
@@ -99,13 +99,13 @@ class FlushKernel {
   }
 
   static Status Assign(GroupWriter& writer, const TableHandle& table,
-                       const SlotDirectory::Newer& found, const std::vector<Tensor>& planes,
+                       const SlotDirectory::Newer& newer, const std::vector<Tensor>& planes,
                        const std::vector<uint32_t>& positions) {
-    const bool all = positions.size() == found.keys.size();
+    const bool all = positions.size() == newer.keys.size();
     std::vector<int64_t> keys;
     std::vector<std::vector<float>> chosen;
     std::vector<const float*> values;
-    for (const uint32_t position : positions) keys.push_back(found.keys[position]);
+    for (const uint32_t position : positions) keys.push_back(newer.keys[position]);
     for (const Tensor& plane : planes) {
       if (!all) chosen.push_back(RowsAt(plane, positions));
       values.push_back(all ? plane.data<float>() : chosen.back().data());

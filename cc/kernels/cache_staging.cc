@@ -1,5 +1,6 @@
-// Rows that coming batches need, on their way to a device: announced by a dataset, copied by a
-// thread beside training, taken by look-ups.
+// TspsCacheStage, TspsCacheNextCopy, TspsCacheTake and TspsCacheClose: rows that coming batches
+// need on a device. A dataset announces the batches, a thread copies the rows during training, and
+// lookups take them.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -29,13 +30,13 @@ class StageKernel {
     TSPS_ASSIGN_OR_RETURN(n_, attributes.Int("N"));
     TSPS_ASSIGN_OR_RETURN(lookups_, attributes.IntList("lookups"));
     int total = 0;
-    for (const int one : lookups_) total += one;
+    for (const int features : lookups_) total += features;
     if (total == n_) return Status();
     return Error(Code::kInvalidArgument, "lookups must have ", n_,
                  " ids in all. Received: ", total);
   }
 
-  // Inputs: cache, index, ids N: of each look-up as many as `lookups` says.
+  // Inputs: cache, index, ids N. Each lookup has as many of the ids as `lookups` has for it.
   Status Compute(const KernelContext& context) {
     const WorkSpan span("announce to the cache");
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
@@ -46,8 +47,8 @@ class StageKernel {
     for (const int features : lookups_) {
       std::vector<int64_t> ids;
       for (int f = 0; f < features; ++f) {
-        TSPS_ASSIGN_OR_RETURN(const Tensor own, context.Input(at++));
-        ids.insert(ids.end(), own.data<int64_t>(), own.data<int64_t>() + own.size());
+        TSPS_ASSIGN_OR_RETURN(const Tensor feature, context.Input(at++));
+        ids.insert(ids.end(), feature.data<int64_t>(), feature.data<int64_t>() + feature.size());
       }
       lookups.emplace_back(std::move(ids));
     }
@@ -60,13 +61,13 @@ class StageKernel {
   std::vector<int> lookups_;
 };
 
-// For the thread that copies rows to a device, which calls it again and again.
+// The thread that copies rows to a device calls this op repeatedly.
 class NextCopyKernel {
  public:
   Status Init(const Attributes&) { return Status(); }
 
-  // Inputs: cache, path, uuid, copied. Outputs: state (0: go on, 1: what is announced is not what
-  // is looked up, 2: closed), copy, rows, removed.
+  // Inputs: cache, path, uuid, copied. Outputs: state (0: continue; 1: the announced batches are
+  // not the ones that are looked up; 2: closed), copy, rows, removed.
   Status Compute(const KernelContext& context) {
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                           DeviceCaches::Get().Of(context, 0));
@@ -86,13 +87,13 @@ class NextCopyKernel {
   }
 
  private:
-  // Whether the rows could be read, as of the step that they must be of.
+  // Reads the rows as of the step that the copy needs. Returns whether that succeeded.
   static bool Read(const TableHandle& table, const StagingQueue::Work& work, StagingQueue& queue,
                    float* rows) {
     std::vector<int64_t> keys;
     for (const uint32_t i : work.lookup->copied) keys.push_back(work.lookup->keys[i]);
     if (!CheckKeys(table.config(), keys.data(), keys.size()).ok()) return false;
-    SerialExecutor here;  // the others are training's
+    SerialExecutor here;  // the threads of the shared executor are for training
     for (;;) {
       bool early = false;
       RowGather gather(table.known, table.table, keys.data(), keys.size());
@@ -105,7 +106,7 @@ class NextCopyKernel {
       });
       if (!read.ok() || !gather.status().ok()) return false;
       if (!early) return true;
-      // The step is decided and not yet to be seen: a matter of microseconds, unless it is refused.
+      // The step is decided, but not published yet. That takes microseconds, unless it is refused.
       if (!queue.Wanted(work.copy)) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
@@ -121,8 +122,9 @@ class TakeKernel {
     return Status();
   }
 
-  // Inputs: cache, ids N. Outputs: inverses N, keys, order (positions in the rows of `slots`, of
-  // `positions` and of `absent`, one behind the other), slots, copy, positions in it, absent.
+  // Inputs: cache, ids N. Outputs: inverses N, keys, order (the position of each key's row in the
+  // rows of `slots`, `positions` and `absent`, one after another), slots, copy, positions in the
+  // copy, absent.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     const auto take = [this, context] { return NoThrow([&] { return Take(context); }); };
     const Status status = NoThrow([&]() -> Status {
@@ -140,19 +142,19 @@ class TakeKernel {
   }
 
  private:
-  // Of all features, one after another.
+  // The ids of all features, one feature after another.
   class Ids {
    public:
     static Result<Ids> Of(const KernelContext& context, int n) {
       Ids ids;
       for (int f = 0; f < n; ++f) {
-        TSPS_ASSIGN_OR_RETURN(Tensor one, context.Input(1 + f));
-        ids.features_.push_back(std::move(one));
+        TSPS_ASSIGN_OR_RETURN(Tensor feature, context.Input(1 + f));
+        ids.features_.push_back(std::move(feature));
       }
       if (n != 1) {
-        for (const Tensor& one : ids.features_) {
-          ids.joined_.insert(ids.joined_.end(), one.data<int64_t>(),
-                             one.data<int64_t>() + one.size());
+        for (const Tensor& feature : ids.features_) {
+          ids.joined_.insert(ids.joined_.end(), feature.data<int64_t>(),
+                             feature.data<int64_t>() + feature.size());
         }
       }
       return ids;
@@ -176,13 +178,13 @@ class TakeKernel {
     TSPS_ASSIGN_OR_RETURN(const Ids ids, Ids::Of(context, n_));
     if (ids.size() > static_cast<size_t>(INT32_MAX)) {
       return Error(Code::kInvalidArgument,
-                   "at most 2147483647 ids per call and table. Received: ", ids.size());
+                   "a call can look up at most 2147483647 ids of a table. Received: ", ids.size());
     }
     std::vector<IdSpan> spans;
     for (int f = 0; f < n_; ++f) {
-      const Tensor& one = ids.features()[static_cast<size_t>(f)];
-      TSPS_ASSIGN_OR_RETURN(const Tensor inverse, context.Output<int32_t>(f, one.shape()));
-      spans.push_back({one.data<int64_t>(), one.size(), inverse.data<int32_t>()});
+      const Tensor& feature = ids.features()[static_cast<size_t>(f)];
+      TSPS_ASSIGN_OR_RETURN(const Tensor inverse, context.Output<int32_t>(f, feature.shape()));
+      spans.push_back({feature.data<int64_t>(), feature.size(), inverse.data<int32_t>()});
     }
     const StagingQueue::Taken taken = cache->queue().Take(ids.data(), ids.size());
     if (taken.lookup == nullptr) {
@@ -192,24 +194,26 @@ class TakeKernel {
       return Answer(context, *cache, keys, slots, std::vector<int32_t>(keys.size(), -1), 0);
     }
     const int32_t* from = taken.lookup->inverse.data();
-    for (const IdSpan& one : spans) {
-      std::copy_n(from, one.n, one.inverse);
-      from += one.n;
+    for (const IdSpan& span : spans) {
+      std::copy_n(from, span.n, span.inverse);
+      from += span.n;
     }
     return Answer(context, *cache, taken.lookup->keys, taken.slots, taken.positions, taken.copy);
   }
 
+  // Writes the outputs. Each key has a slot in `key_slots`, or a position in the copy in
+  // `copy_positions`, or neither.
   Status Answer(const KernelContext& context, DeviceCache& cache, const std::vector<int64_t>& keys,
-                const std::vector<int32_t>& found, const std::vector<int32_t>& copied,
+                const std::vector<int32_t>& key_slots, const std::vector<int32_t>& copy_positions,
                 int64_t copy) const {
     const size_t n = keys.size();
     std::vector<int32_t> slots, positions;
     std::vector<int64_t> absent;
     for (size_t i = 0; i < n; ++i) {
-      if (found[i] != SlotDirectory::kNoSlot) {
-        slots.push_back(found[i]);
-      } else if (copied[i] >= 0) {
-        positions.push_back(copied[i]);
+      if (key_slots[i] != SlotDirectory::kNoSlot) {
+        slots.push_back(key_slots[i]);
+      } else if (copy_positions[i] >= 0) {
+        positions.push_back(copy_positions[i]);
       } else {
         absent.push_back(keys[i]);
       }
@@ -217,12 +221,12 @@ class TakeKernel {
     TSPS_RETURN_IF_ERROR(context.OutputVector(n_, keys));
     TSPS_ASSIGN_OR_RETURN(const Tensor order,
                           context.Output<int32_t>(n_ + 1, {static_cast<int64_t>(n)}));
-    int32_t held = 0, ahead = static_cast<int32_t>(slots.size());
-    int32_t other = static_cast<int32_t>(slots.size() + positions.size());
+    int32_t next_slot = 0, next_copied = static_cast<int32_t>(slots.size());
+    int32_t next_absent = static_cast<int32_t>(slots.size() + positions.size());
     for (size_t i = 0; i < n; ++i) {
-      order.data<int32_t>()[i] = found[i] != SlotDirectory::kNoSlot ? held++
-                                 : copied[i] >= 0                   ? ahead++
-                                                                    : other++;
+      order.data<int32_t>()[i] = key_slots[i] != SlotDirectory::kNoSlot ? next_slot++
+                                 : copy_positions[i] >= 0               ? next_copied++
+                                                                        : next_absent++;
     }
     cache.looked_up += n;
     cache.missed += absent.size();
@@ -235,7 +239,7 @@ class TakeKernel {
   int n_ = 0;
 };
 
-// Ends the thread, and its waits.
+// Ends the thread that copies rows, and its waits.
 Status Close(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));

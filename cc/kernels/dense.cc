@@ -1,5 +1,6 @@
-// TspsWeightedConcat and TspsMeanSplit: dense gradients on their way to their weighted mean over
-// the ranks, as one buffer. One pass over them each, in place of an op or more per gradient.
+// TspsWeightedConcat and TspsMeanSplit: they pack dense gradients into one buffer, of which the
+// ranks compute the weighted mean, and unpack it. Each is one pass over the gradients, instead of
+// one or more ops per gradient.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -65,8 +66,8 @@ class MeanSplitKernel {
       shapes.push_back(like.shape());
     }
     if (total > sums.size()) {
-      return Error(Code::kInvalidArgument, "sums must have the elements of the tensors in like, ",
-                   total, ", or more. Received: ", sums.size());
+      return Error(Code::kInvalidArgument, "sums must have at least the ", total,
+                   " elements of the tensors in like. Received: ", sums.size());
     }
     const float* from = sums.data<const float>();
     std::vector<Tensor> means;

@@ -1,7 +1,8 @@
-// Tables with rows on a device: where the rows of keys are, and what a step moves.
+// Ops of tables with rows on a device: they create caches, plan steps and flushes, and read the
+// rows that enter a cache.
 //
-// The ops run on the host. Rows on the device are variables, which TensorFlow's own ops read and
-// write as these say (tf_sparse_ps/cache/device_store.py).
+// The ops run on the host. Rows on the device are variables. TensorFlow's own ops read and write
+// them according to the results of these ops (tf_sparse_ps/cache/device_store.py).
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -24,8 +25,8 @@ Status Create(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string policy, context.String(1, "policy"));
   TSPS_ASSIGN_OR_RETURN(const std::string table, context.String(2, "table"));
   if (slots < 1 || slots > SlotDirectory::kMostSlots) {
-    return Error(Code::kInvalidArgument, "slots must be 1 .. ", SlotDirectory::kMostSlots,
-                 ". Received: ", slots);
+    return Error(Code::kInvalidArgument, "slots must be in [1, ", SlotDirectory::kMostSlots,
+                 "]. Received: ", slots);
   }
   if (policy != "admission" && policy != "lru") {
     return Error(Code::kInvalidArgument,
@@ -44,7 +45,7 @@ Status Remove(const KernelContext& context) {
   return Status();
 }
 
-// All that the host has of unique keys, as of one committed state: a matrix for each plane that
+// Reads the host's rows of unique keys, all of one committed state: a matrix for each plane that
 // training changes.
 class HostRows {
  public:
@@ -57,7 +58,7 @@ class HostRows {
     TSPS_RETURN_IF_ERROR(table_.group().Read([&](const ReadView& view) -> Status {
       widths.clear();
       const PlaneList* const list = view.Planes(table_.table);
-      if (list == nullptr) return Status();  // Read() fails
+      if (list == nullptr) return Status();  // Read() returns the error
       for (size_t p = 0; p < list->trained(); ++p) {
         widths.push_back(WidthOf(table_.config(), list->planes[p], p));
       }
@@ -65,12 +66,14 @@ class HostRows {
     }));
     if (static_cast<int>(widths.size()) != n_planes) {
       return Error(Code::kFailedPrecondition, "table ", table_.path(), " has ", widths.size(),
-                   " planes that training changes, its cache ", n_planes);
+                   " planes that training changes, but its cache has ", n_planes,
+                   ". Use the same optimizer for the table and its cache");
     }
     for (int p = 0; p < n_planes; ++p) {
       const auto width = static_cast<int64_t>(widths[static_cast<size_t>(p)]);
-      TSPS_ASSIGN_OR_RETURN(Tensor one, context.Output<float>(p, {static_cast<int64_t>(n), width}));
-      out_.push_back(std::move(one));
+      TSPS_ASSIGN_OR_RETURN(Tensor plane,
+                            context.Output<float>(p, {static_cast<int64_t>(n), width}));
+      out_.push_back(std::move(plane));
     }
     RowGather gather(table_.known, table_.table, keys_.data(), n);
     std::vector<uint32_t> rows(n);
@@ -116,9 +119,10 @@ class PlanKernel {
     return Status();
   }
 
-  // Inputs: cache, path, uuid, keys[u]. Outputs: rows P of keys that enter; plan; positions in the
-  // keys of those that have slots then, and the slots; slots of those that enter; slots and keys of
-  // victims whose rows the host lacks; positions in the keys of those that stay on the host.
+  // Inputs: cache, path, uuid, keys[u]. Outputs: rows P of the entering keys; plan; the positions
+  // of keys that will have slots, and these slots; the slots of entering keys; the slots and the
+  // keys of victims whose rows are newer than the host's; the positions of keys that stay on the
+  // host.
   Status Compute(const KernelContext& context) {
     const WorkSpan span("plan the cache");
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
@@ -166,7 +170,7 @@ class PlanKernel {
   TableCache tables_;
 };
 
-// Outputs: the number of the flush, and slots and keys of rows that are newer on the device.
+// Outputs: the number of the flush, and the slots and keys of rows that are newer on the device.
 Status Newer(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));
@@ -185,16 +189,16 @@ Status Clear(const KernelContext& context) {
   return Status();
 }
 
-// Outputs: as CACHE_COUNTERS (tf_sparse_ps/_ops/caches.py).
+// Outputs: the counters in the order of CACHE_COUNTERS (tf_sparse_ps/_ops/caches.py).
 Status Counters(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));
-  const SlotDirectory::Counters of = cache->directory().counters();
+  const SlotDirectory::Counters slots = cache->directory().counters();
   const StagingQueue::Counters ahead = cache->queue().counters();
   const std::vector<uint64_t> all = {cache->looked_up, cache->missed,
-                                     of.takes,         of.keys,
-                                     of.hits,          of.entered,
-                                     of.evicted,       cache->written,
+                                     slots.takes,      slots.keys,
+                                     slots.hits,       slots.entered,
+                                     slots.evicted,    cache->written,
                                      cache->flushed,   cache->directory().newer(),
                                      ahead.announced,  ahead.taken,
                                      ahead.dropped,    ahead.rows_copied,

@@ -1,4 +1,4 @@
-// The ops of device_cache*.cc, cache_staging.cc, cache_devices.cc and slow_link.cc.
+// The definitions of the ops of device_cache*.cc, cache_*.cc and slow_link.cc.
 #include "kernels/op_definition.h"
 
 namespace tsps {

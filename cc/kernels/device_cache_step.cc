@@ -1,5 +1,6 @@
-// The step of tables with rows on a device: its commit on the host, and what moving and rounding
-// rows on the device needs of the host. device_cache.cc has the plan.
+// TspsCacheStep, TspsCacheMoved and TspsCacheDraws: a step of tables with rows on a device. The
+// host commits the step, is notified when the device has its rows, and computes the draws that
+// round rows on the device. TspsCachePlan (device_cache.cc) plans the step.
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,8 +20,8 @@
 namespace tsps {
 namespace {
 
-// A step of tables some of which have caches. One commit has the gradients of keys that stay on the
-// host and the rows of victims; the directories follow it, before anything is visible.
+// A step of tables of which some have caches. One mutation applies the gradients of keys that stay
+// on the host, and writes the rows of victims. The slot directories commit before it is published.
 class StepKernel {
  public:
   Status Init(const Attributes& attributes) {
@@ -33,9 +34,10 @@ class StepKernel {
     return Status();
   }
 
-  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, optimizer, caches T (of each
-  // device; none), plans T (of each), not_finite T (keys of gradients that are not), victim_keys T
-  // (of all), victims P (of each table as many as `planes` says). Outputs: verdict.
+  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, optimizer, caches T (one cache
+  // per device of a table, or none), plans T (one per cache), not_finite T (keys whose gradients
+  // are not finite), victim_keys T (of all caches of a table), victims P (planes[t] matrices for
+  // table t). Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunHere(done, [this, context](const ReportDone& report) { return Make(context, report); });
   }
@@ -44,7 +46,7 @@ class StepKernel {
   struct Part {
     std::shared_ptr<DeviceCache> cache;
     int64_t plan = 0;
-    size_t written = 0;  // of a table's caches the first one counts them
+    size_t written = 0;  // rows of victims; the first cache of a table counts them for all
   };
 
   Status Make(const KernelContext& context, const ReportDone& report) {
@@ -132,7 +134,7 @@ class StepKernel {
     }));
     if (static_cast<int>(writes.planes.size()) != n_planes) {
       return Error(Code::kInvalidArgument, "table ", table.path(), " has ", writes.planes.size(),
-                   " planes that training changes. Received: ", n_planes, " of victims");
+                   " planes that training changes. Received: victims with ", n_planes);
     }
     for (int p = 0; p < n_planes; ++p) {
       PlaneValues& plane = writes.planes[static_cast<size_t>(p)];
@@ -161,7 +163,7 @@ class StepKernel {
   TableCache cache_;
 };
 
-// The device has the rows of a plan that was committed. Inputs: cache, plan.
+// Records that the device has the rows of a committed plan. Inputs: cache, plan.
 Status Moved(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));
@@ -170,7 +172,7 @@ Status Moved(const KernelContext& context) {
   return Status();
 }
 
-// Inputs: path, uuid, keys[n], step. Outputs: draws[n], what the rounding of their rows depends on.
+// Inputs: path, uuid, keys[n], step. Outputs: draws[n], the random numbers that round the rows.
 class DrawsKernel {
  public:
   Status Init(const Attributes&) { return Status(); }

@@ -14,7 +14,7 @@ namespace tsps {
 
 namespace {
 
-// Another thread's step takes as long as a device writes some rows.
+// The longest time for which a step of another thread writes rows on a device.
 constexpr std::chrono::seconds kLongestMove{5};
 
 std::string NoteOf(const std::string& table) {
@@ -47,7 +47,7 @@ Status NewerNote::Add(const void* cache, int64_t step) {
 void NewerNote::Remove(const void* cache) {
   const std::lock_guard<std::mutex> lock(mutex_);
   caches_.erase(cache);
-  // Also where there was none: it may be that of another process, whose rows were given up.
+  // The file may be a leftover of another process, whose rows were given up.
   if (caches_.empty()) unlink(path_.c_str());
 }
 
@@ -60,18 +60,18 @@ DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::strin
 
 Status DeviceCache::CheckMoved() {
   std::unique_lock<std::mutex> lock(mutex_);
-  // Who has waited in vain for a step has done so for all.
+  // After one wait for this step has timed out, later calls do not wait.
   const auto longest = given_up_ == moving_ ? std::chrono::seconds(0) : kLongestMove;
   if (moved_.wait_for(lock, longest, [this] { return moving_ == 0; })) return Status();
   given_up_ = moving_;
   return Error(Code::kFailedPrecondition, "table ", table_, ": step ", moving_step_,
-               " was made on the host, and then failed on the device (cache=...): the rows of its "
+               " was made on the host, and then failed on the device (cache=...). The rows of its "
                "keys are lost. Restore a checkpoint");
 }
 
 void DeviceCache::Moved(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (static_cast<uint64_t>(number) != moving_) return;  // cleared since
+  if (static_cast<uint64_t>(number) != moving_) return;  // the cache was cleared meanwhile
   moving_ = 0;
   moved_.notify_all();
 }
@@ -91,8 +91,8 @@ Result<SlotDirectory::Plan> DeviceCache::MakePlan(const int64_t* keys, size_t n)
 Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (static_cast<uint64_t>(number) != plan_.number) {
-    return Error(Code::kInternal, "plan ", number, " of a device cache is committed, the last is ",
-                 plan_.number);
+    return Error(Code::kInternal, "plan ", number,
+                 " of a device cache cannot be committed, because the last plan is ", plan_.number);
   }
   const bool holds = std::any_of(plan_.slots.begin(), plan_.slots.end(),
                                  [](int32_t slot) { return slot != SlotDirectory::kNoSlot; });
@@ -106,12 +106,12 @@ Status DeviceCache::Commit(int64_t number, int64_t step, size_t rows_written) {
 }
 
 Result<size_t> DeviceCache::Flush(
-    const SlotDirectory::Newer& found,
+    const SlotDirectory::Newer& newer,
     const std::function<Status(const std::vector<uint32_t>& positions)>& write) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::vector<uint32_t> positions = directory_.StillNewer(found);
+  const std::vector<uint32_t> positions = directory_.StillNewer(newer);
   if (!positions.empty()) TSPS_RETURN_IF_ERROR(write(positions));
-  directory_.Flushed(found);
+  directory_.Flushed(newer);
   if (directory_.newer() == 0) note_->Remove(this);
   flushed += positions.size();
   return positions.size();
@@ -142,12 +142,13 @@ int64_t DeviceCaches::Create(const SlotDirectory::Options& options, const std::s
 
 Result<std::shared_ptr<DeviceCache>> DeviceCaches::Find(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = caches_.find(number);
-  if (found == caches_.end()) {
-    return Error(Code::kNotFound, "there is no device cache ", number,
-                 " in this process: its layer is gone");
+  const auto entry = caches_.find(number);
+  if (entry == caches_.end()) {
+    return Error(Code::kNotFound, "device cache ", number,
+                 " does not exist in this process, because its layer was deleted. Build the model "
+                 "again, and call its functions");
   }
-  return found->second;
+  return entry->second;
 }
 
 Result<std::shared_ptr<DeviceCache>> DeviceCaches::Of(const KernelContext& context, int input) {
@@ -157,10 +158,10 @@ Result<std::shared_ptr<DeviceCache>> DeviceCaches::Of(const KernelContext& conte
 
 void DeviceCaches::Remove(int64_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = caches_.find(number);
-  if (found == caches_.end()) return;
-  found->second->queue().Close();
-  caches_.erase(found);
+  const auto entry = caches_.find(number);
+  if (entry == caches_.end()) return;
+  entry->second->queue().Close();
+  caches_.erase(entry);
   for (auto note = notes_.begin(); note != notes_.end();) {
     note = note->second.expired() ? notes_.erase(note) : std::next(note);
   }

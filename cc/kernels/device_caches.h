@@ -1,4 +1,5 @@
-// The caches of this process: a slot directory for each table that has rows on a device, by number.
+// The device caches of this process, by number: a slot directory for each device of a table, and
+// the state of the step that it commits.
 #ifndef TFSPS_KERNELS_DEVICE_CACHES_H_
 #define TFSPS_KERNELS_DEVICE_CACHES_H_
 
@@ -23,23 +24,24 @@
 
 namespace tsps {
 
-// Numbers in a row of the p-th plane that training changes: those of the embedding, which comes
-// first, may be of 16 bits, the others are floats.
+// Returns the width of a row of the p-th plane that training changes. The embedding is plane 0 and
+// may have numbers of 16 bits; the others have floats.
 inline size_t WidthOf(const TableConfig& table, const Plane& plane, size_t p) {
   return p == 0 ? static_cast<size_t>(table.dim) : plane.row_bytes / sizeof(float);
 }
 
-// The file beside a table that says since which step rows are newer on a device, as long as there
-// are some: whoever finds it when this process is gone knows that they are lost. The caches of one
-// table, one for each device, share it. Thread-safe.
+// A file next to a table's folder that exists while rows are newer on a device. It contains the
+// step since which they are newer. If the file exists after this process has ended, these rows are
+// lost. The caches of a table, one for each device, share the note. Thread-safe.
 class NewerNote {
  public:
-  // `table`: the path of its folder.
+  // `table` is the path of the table's folder.
   explicit NewerNote(const std::string& table);
 
-  // Rows of a cache are newer, from a step on. The first one's step is what the file says until no
-  // cache has such rows.
+  // Records that a cache has newer rows since a step. The first cache writes the file, with its
+  // step; the file stays until no cache has newer rows.
   Status Add(const void* cache, int64_t step);
+  // Records that a cache has no newer rows.
   void Remove(const void* cache);
 
  private:
@@ -48,39 +50,39 @@ class NewerNote {
   std::set<const void*> caches_;
 };
 
-// Of one table, and one device. Its directory decides; what a step has planned waits here until it
+// The cache of one table on one device: its slot directory, and the plan of a step until the step
 // is committed.
 class DeviceCache {
  public:
-  // `table`: the path of its folder.
+  // `table` is the path of the table's folder.
   DeviceCache(const SlotDirectory::Options& options, const std::string& table,
               std::shared_ptr<NewerNote> note);
 
   SlotDirectory& directory() { return directory_; }
   StagingQueue& queue() { return queue_; }
-  // After Commit the host and the directory have the step, and the rows on the device do not, until
-  // Moved. Whoever is about to use them asks first; waits a while for another thread's step. If
-  // Moved does not come, what should have moved them has failed, and what they are is not known:
-  // FailedPrecondition, until Clear.
+  // Checks that the device has the rows of the last committed step; call it before their use.
+  // Between Commit and Moved the host and the directory have the step, but the device does not.
+  // Waits a while for the step of another thread. FailedPrecondition, until Clear: Moved was not
+  // called, so the op that moves the rows has failed, and the rows on the device are unknown.
   Status CheckMoved();
   void Moved(int64_t number);
-  // Whether a step has been made and its rows on the device have not moved.
+  // Returns whether a step was committed whose rows on the device have not moved yet.
   bool moving();
-  // Plans a step of unique keys; its number.
+  // Plans a step of unique keys.
   Result<SlotDirectory::Plan> MakePlan(const int64_t* keys, size_t n);
-  // That the host has what the planned step leaves there is certain. `written`: rows of victims
-  // among it. If rows on the device become newer with it, the note beside the table says so from
-  // here on.
+  // Commits the planned step. The host must be certain to have its rows, among them `written` rows
+  // of victims. If this makes rows on the device newer, writes the note next to the table.
   Status Commit(int64_t number, int64_t step, size_t written);
-  // Between two commits: writes those rows of a flush that are still newer here to the host, by
-  // `write`, which is told their positions, and says that the host has them. Returns their number.
-  Result<size_t> Flush(const SlotDirectory::Newer& found,
+  // Calls `write` with the positions of those rows of a flush that are still newer on the device,
+  // and then records that the host has them. Returns their number. No step may be committed
+  // meanwhile.
+  Result<size_t> Flush(const SlotDirectory::Newer& newer,
                        const std::function<Status(const std::vector<uint32_t>& positions)>& write);
-  // What the device has does not count.
+  // Drops all rows on the device.
   void Clear();
 
-  std::atomic<uint64_t> looked_up{0};  // keys, by forward passes
-  std::atomic<uint64_t> missed{0};     // of them, those whose rows came from the host
+  std::atomic<uint64_t> looked_up{0};  // keys of forward passes
+  std::atomic<uint64_t> missed{0};     // keys among them whose rows came from the host
   std::atomic<uint64_t> written{0};    // rows of victims
   std::atomic<uint64_t> flushed{0};    // rows
   std::atomic<uint64_t> pulled{0};     // rows that other devices looked up
@@ -89,15 +91,15 @@ class DeviceCache {
  private:
   SlotDirectory directory_;
   StagingQueue queue_;
-  const std::string table_;  // its name
+  const std::string table_;  // the table's name
   const std::shared_ptr<NewerNote> note_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // protects the members below
   SlotDirectory::Plan plan_;
   std::vector<int64_t> keys_;
   std::condition_variable moved_;
-  uint64_t moving_ = 0;  // number of the plan whose rows have not moved yet; 0: none
+  uint64_t moving_ = 0;  // the number of the plan whose rows have not moved yet; 0: none
   int64_t moving_step_ = 0;
-  uint64_t given_up_ = 0;  // the last one that was waited for in vain
+  uint64_t given_up_ = 0;  // the last plan whose wait timed out
 };
 
 // Thread-safe.
@@ -106,9 +108,9 @@ class DeviceCaches {
   static DeviceCaches& Get();
 
   int64_t Create(const SlotDirectory::Options& options, const std::string& table);
-  // NotFound if it was removed.
+  // Returns a cache. NotFound: it was removed.
   Result<std::shared_ptr<DeviceCache>> Find(int64_t number);
-  // The one whose number is an input of a kernel.
+  // Returns the cache whose number is an input of a kernel.
   Result<std::shared_ptr<DeviceCache>> Of(const KernelContext& context, int input);
   void Remove(int64_t number);
 

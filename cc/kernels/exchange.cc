@@ -1,6 +1,7 @@
 // TspsJoinExchange, TspsLeaveExchange, TspsRingInfo, TspsNodeMerge and TspsNodeApply: the ranks of
-// the only node of a job merge their sparse gradients in shared memory (core/node_exchange.h), for
-// the leader to use or to apply. Asynchronous: they wait for other ranks.
+// a job with one node merge their sparse gradients in shared memory
+// (core/exchange/node_exchange.h). The leader gets or applies the result. The last two ops are
+// asynchronous, because they wait for other ranks.
 #include <memory>
 #include <string>
 #include <vector>
@@ -97,7 +98,7 @@ class NodeMergeKernel {
  public:
   Status Init(const Attributes& attributes) { return attributes_.Init(attributes); }
 
-  // Inputs: as MergeInputs. Outputs: keys T, grads T, counts T.
+  // Inputs: those of MergeInputs. Outputs: keys T, grads T, counts T.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context] { return Merge(context); });
   }
@@ -128,7 +129,8 @@ class NodeApplyKernel {
  public:
   Status Init(const Attributes& attributes) { return attributes_.Init(attributes); }
 
-  // Inputs: as MergeInputs, then paths T, uuids T, hyper T, optimizer, digest. Outputs: verdict.
+  // Inputs: those of MergeInputs, then paths T, uuids T, hyper T, optimizer, digest. Outputs:
+  // verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context](const ReportDone& report) { return Apply(context, report); });
   }
@@ -138,7 +140,7 @@ class NodeApplyKernel {
     const WorkSpan span("merge and apply");
     MergeInputs inputs;
     TSPS_RETURN_IF_ERROR(inputs.Read(context, attributes_));
-    // Before the merge, so that what is wrong with this rank's inputs is found before anyone waits.
+    // Reads all inputs before the merge, so that an error in them is found before any rank waits.
     StepUpdates updates;
     const int paths = MergeInputs::Count(attributes_.tables);
     TSPS_RETURN_IF_ERROR(updates.Read(context, paths, paths + 2 * attributes_.tables,
@@ -150,18 +152,19 @@ class NodeApplyKernel {
                           context.Scalar<int64_t>(paths + 3 * attributes_.tables + 1, "digest"));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     return inputs.owner->WithExchange([&](NodeExchange& exchange) -> Status {
-      // Before this rank contributes: the leader has all statements when it has merged.
+      // The statement comes before this rank contributes, so that the leader has all statements
+      // after the merge.
       exchange.verdicts().PostStatement(inputs.call.step, static_cast<uint64_t>(digest),
                                         inputs.owner->TakeObjection());
-      // Within the merge: the step is made of what the ranks have merged, where it lies.
+      // The step is made inside of the merge, from the merged gradients in shared memory.
       TSPS_RETURN_IF_ERROR(exchange.Merge(
           inputs.call, inputs.tables, *executor, [&](std::vector<ReducedGradients>& reduced) {
             Status agreed;
             TSPS_RETURN_IF_ERROR(exchange.verdicts().AwaitStatements(inputs.call, &agreed));
-            const Status taken = agreed.ok() ? updates.TakeReduced(&reduced) : agreed;
+            const Status ready = agreed.ok() ? updates.TakeReduced(&reduced) : agreed;
             return MakeStep(context, report, inputs.call.step, *inputs.owner, &exchange,
                             [&](GroupWriter& writer) {
-                              return taken.ok() ? updates.Prepare(writer, inputs.call.step) : taken;
+                              return ready.ok() ? updates.Prepare(writer, inputs.call.step) : ready;
                             });
           }));
       return exchange.IsLeader() ? Status() : OutputLeadersVerdict(context, exchange, inputs.call);

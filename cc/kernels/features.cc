@@ -26,7 +26,7 @@ Status Features::Init(const Attributes& attributes, bool pooled) {
   if (!pooled) return Status();
   TSPS_ASSIGN_OR_RETURN(const std::vector<std::string> names, attributes.StringList("combiners"));
   if (names.size() != static_cast<size_t>(n)) {
-    return Error(Code::kInvalidArgument, "combiners must have one for each of ", n,
+    return Error(Code::kInvalidArgument, "combiners must have one item for each of ", n,
                  " features. Received: ", names.size());
   }
   for (const std::string& name : names) {
@@ -48,12 +48,12 @@ Result<int64_t> Features::CommonWidth(int table, const std::vector<Tensor>& grad
   int64_t width = -1;
   for (size_t f = 0; f < grads.size(); ++f) {
     if (table_of[f] != table) continue;
-    const int64_t one = grads[f].dim(grads[f].rank() - 1);
-    if (width >= 0 && one != width) {
+    const int64_t last = grads[f].dim(grads[f].rank() - 1);
+    if (width >= 0 && last != width) {
       return Error(Code::kInvalidArgument, "gradients of table ", table,
-                   " must be of one width. Received: ", width, " and ", one);
+                   " must have one width. Received: ", width, " and ", last);
     }
-    width = one;
+    width = last;
   }
   return width < 0 ? 0 : width;
 }
@@ -63,11 +63,12 @@ Status UniqueKeys::Init(const KernelContext& context, const Features& features,
                         Executor& executor, bool in_step, bool* refused) {
   *refused = false;
   OpenGroup& owner = *tables.front().owner;
-  if (!in_step) {  // no step has come for the one that failed
+  if (!in_step) {  // reports an error that no step has reported
     const Status before = owner.TakeObjection();
     if (!before.ok()) {
       return Error(before.code(),
-                   "an earlier look-up of a training step, which was not made: ", before.message());
+                   "an earlier lookup of a training step failed, so the step was not made: ",
+                   before.message());
     }
   }
   const auto path = [&](size_t t) { return tables[t].path(); };
@@ -95,8 +96,8 @@ Status UniqueKeys::Dedupe(const KernelContext& context, const Features& features
   for (size_t t = 0; t < tables; ++t) {
     if (counts[t] > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
       return Error(Code::kInvalidArgument,
-                   "at most 2147483647 ids per call and table. Received: ", counts[t], " for ",
-                   name(t));
+                   "a call can look up at most 2147483647 ids of a table. Received: ", counts[t],
+                   " for ", name(t));
     }
   }
   std::vector<std::vector<IdSpan>> spans(tables);
@@ -114,7 +115,8 @@ Status UniqueKeys::Dedupe(const KernelContext& context, const Features& features
   return Status();
 }
 
-// The core names a position in the unique keys, which means nothing to the caller.
+// The core names a position in the unique keys, which does not help the caller. Names the position
+// in the ids instead.
 Status UniqueKeys::WithPosition(const Status& error, const Features& features, int table,
                                 const TableHandle& handle) const {
   const int64_t limit = handle.config().key_limit;
@@ -149,10 +151,10 @@ std::vector<RowGather> UniqueKeys::Gathers(const std::vector<TableHandle>& table
 
 void UniqueKeys::Remember(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers) {
   for (size_t t = 0; t < tables.size(); ++t) {
-    RowNumberCache::Found found = gathers[t].TakeFound();
-    if (found.rows.empty()) continue;
-    found.keys = std::move(keys_[t]);
-    tables[t].group().row_numbers().Put(tables[t].table, std::move(found));
+    RowNumberCache::Found numbers = gathers[t].TakeFound();
+    if (numbers.rows.empty()) continue;
+    numbers.keys = std::move(keys_[t]);
+    tables[t].group().row_numbers().Put(tables[t].table, std::move(numbers));
   }
 }
 
@@ -171,10 +173,10 @@ Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle
                      int carriers) {
   for (size_t t = 0; t < tables.size(); ++t) {
     if (const Shard& shard = tables[t].config().shard; !shard.whole()) {
-      return Error(Code::kFailedPrecondition, "table ", tables[t].path(), " has the rows of node ",
-                   shard.node, " of ", shard.nodes,
-                   " alone, and this lookup, which was traced for a SavedModel, would not see the "
-                   "others: call a function that was traced elsewhere, or the loaded SavedModel");
+      return Error(Code::kFailedPrecondition, "table ", tables[t].path(),
+                   " has only the rows of node ", shard.node, " of ", shard.nodes,
+                   ". This lookup was traced for a SavedModel, so it cannot read the rows of other "
+                   "nodes. Call the loaded SavedModel, or a function that was not traced for it");
     }
     TSPS_ASSIGN_OR_RETURN(const Tensor carrier, context.Input(carriers + static_cast<int>(t)));
     if (carrier.rank() != 2 || carrier.dim(1) != tables[t].config().dim) {

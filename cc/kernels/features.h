@@ -1,5 +1,5 @@
-// What the lookup kernels and their gradients share: which feature belongs to which table, and the
-// unique keys of a call.
+// Parts that the lookup kernels and their gradients share: the features of each table, the unique
+// keys of a call, and the read of their rows.
 #ifndef TFSPS_KERNELS_FEATURES_H_
 #define TFSPS_KERNELS_FEATURES_H_
 
@@ -26,7 +26,7 @@ struct Features {
   std::vector<Combiner> combiners;
 
   Status Init(const Attributes& attributes, bool pooled);
-  // The item that belongs to the feature's table.
+  // Returns the item of the feature's table.
   template <typename Item>
   const Item& In(const std::vector<Item>& per_table, int feature) const {
     return per_table[static_cast<size_t>(table_of[static_cast<size_t>(feature)])];
@@ -35,26 +35,26 @@ struct Features {
   Item& In(std::vector<Item>& per_table, int feature) const {
     return per_table[static_cast<size_t>(table_of[static_cast<size_t>(feature)])];
   }
-  // The features of each table.
+  // Returns the features of each table.
   std::vector<std::vector<int>> ByTable() const;
-  // Last dimension of the gradients (one per feature) of a table's features; 0 if it has no
-  // feature.
+  // Returns the last dimension of the gradients (one per feature) of a table's features; 0 if the
+  // table has no feature. InvalidArgument: they differ.
   Result<int64_t> CommonWidth(int table, const std::vector<Tensor>& grads) const;
 };
 
 // The ids of a call's features, deduped per table.
 class UniqueKeys {
  public:
-  // Reads the features' ids from input 0 on and writes keys and inverses to outputs `keys` and
-  // `inverses` on. Refuses keys outside bounded tables, naming table, feature, position, key and
-  // limit.
+  // Reads the ids of the features from input 0 on. Writes the keys to outputs `keys` on, and the
+  // inverses to outputs `inverses` on. Refuses ids that are out of a table's range, and names
+  // table, feature, position, id and limit.
   //
-  // With `in_step` a refusal may be left to the step that follows (OpenGroup::Object): *refused is
+  // With `in_step` the next step may report the error instead (OpenGroup::Object). Then *refused is
   // set, and the caller outputs zeros.
   Status Init(const KernelContext& context, const Features& features,
               const std::vector<TableHandle>& tables, int keys, int inverses, Executor& executor,
               bool in_step, bool* refused);
-  // The same without tables: any key is one. `name` says for messages which table it is.
+  // Does the same without tables, and accepts any key. `name` returns a table's name for messages.
   Status Dedupe(const KernelContext& context, const Features& features, int keys, int inverses,
                 const std::function<std::string(size_t table)>& name, Executor& executor);
 
@@ -62,10 +62,10 @@ class UniqueKeys {
   const int32_t* inverse(int feature) const {
     return inverses_[static_cast<size_t>(feature)].data<int32_t>();
   }
-  // One for each table; they point to the keys held here.
+  // Returns a gather for each table. The gathers point to the keys in this object.
   std::vector<RowGather> Gathers(const std::vector<TableHandle>& tables) const;
-  // Hands the keys, with the row numbers that `gathers` have found, to the groups' writer, if it is
-  // in this process. Nobody uses the keys after that.
+  // Gives the keys and the row numbers that `gathers` found to the group's writer, if it is in this
+  // process. The keys must not be used afterwards.
   void Remember(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers);
 
  private:
@@ -79,24 +79,24 @@ class UniqueKeys {
 // Refuses positions outside [0, n_keys).
 Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature);
 
-// Refuses carriers (inputs `carriers` on) whose width is not the table's, and tables that have a
-// part of their rows alone.
+// Refuses carriers (inputs `carriers` on) whose width is not the table's, and tables of which this
+// node has only a part of the rows.
 Status CheckCarriers(const KernelContext& context, const std::vector<TableHandle>& tables,
                      int carriers);
 
-// The splits, weights and combiner of a feature: its bags, but for `inverse`. Holds its tensors.
+// The splits, weights and combiner of a feature: its bags, except for `inverse`. Owns the tensors.
 struct Bags {
   Tensor splits, weights;
   BagSpan span;
 
-  // Weights are float[n_items], or float[0] for all 1.
+  // Reads the inputs of a feature. Weights are float[n_items], or float[0] if all are 1.
   static Result<Bags> Read(const KernelContext& context, const Features& features, int feature,
                            int splits, int weights, size_t n_items);
 };
 
-// Calls read(f) for every feature when the rows of its table are found, all as of one committed
-// state; again when the writer came between. Small tables are read side by side. All tables are of
-// one group.
+// Finds the rows of all tables as of one committed state, and calls read(f) for every feature.
+// Repeats the calls if the writer changed the state meanwhile. Reads small tables in parallel. All
+// tables must be of one group.
 Status ReadRows(const Features& features, const std::vector<TableHandle>& tables,
                 std::vector<RowGather>& gathers, Executor& executor,
                 const std::function<void(int feature)>& read);

@@ -24,7 +24,7 @@ std::string RandomUuid() {
   return uuid;
 }
 
-// A folder of this process's own, gone with the object; what is mapped from it stays mapped.
+// A private folder, which the destructor deletes. Mappings of its files stay valid.
 class PrivateFolder {
  public:
   static Result<std::unique_ptr<PrivateFolder>> Create(const std::string& parent) {
@@ -48,9 +48,10 @@ Status LoadFile(const std::string& path, size_t number, GroupWriter& writer, Exe
                         ParameterFileReader::Open(path));
   const ParameterFileInfo& info = file->info();
   if (!info.shard.whole()) {
-    return Error(Code::kInvalidArgument, path, " has the rows of node ", info.shard.node, " of ",
-                 info.shard.nodes,
-                 " alone, of a table that is spread over them; lookups need them all");
+    return Error(Code::kInvalidArgument, path, " has only the rows of node ", info.shard.node,
+                 " of ", info.shard.nodes,
+                 " of a sharded table. Lookups need all rows, so the file was not loaded. Use a "
+                 "file with the rows of all nodes");
   }
   TableConfig config;
   config.name = "t" + std::to_string(number);
@@ -63,7 +64,7 @@ Status LoadFile(const std::string& path, size_t number, GroupWriter& writer, Exe
   std::vector<int64_t> keys;
   std::vector<char> rows;
   const size_t row_bytes = info.dim * ElementBytes(info.row_type);
-  std::vector<void*> values(PlanesOf(info).size(), nullptr);  // but for the rows, skipped
+  std::vector<void*> values(PlanesOf(info).size(), nullptr);  // null: a plane that is skipped
   for (size_t block = 0; block < file->n_blocks(); ++block) {
     const size_t n = file->rows_in_block(block);
     keys.resize(n);
@@ -90,7 +91,8 @@ Result<std::shared_ptr<OpenGroup>> Load(const std::vector<std::string>& paths,
   return std::make_shared<OpenGroup>(group);
 }
 
-// Where to put the rows: the user's folder, shared memory, or wherever there is room.
+// Returns the folders to try for the rows, in this order: the user's folder, shared memory, and
+// folders for temporary files.
 std::vector<std::string> Parents() {
   std::vector<std::string> parents;
   if (const char* folder = getenv("TFSPS_DIR"); folder != nullptr && *folder != '\0') {
@@ -104,7 +106,7 @@ std::vector<std::string> Parents() {
   return parents;
 }
 
-// Tells a file from a later one of the same name.
+// Returns a text that differs between a file and a later one of the same name.
 std::string Identity(const std::string& path) {
   struct stat file{};
   if (stat(path.c_str(), &file) != 0) return path;
@@ -119,7 +121,7 @@ struct Loaded {
 };
 
 Loaded& AllLoaded() {
-  static Loaded* loaded = new Loaded;  // never destroyed, as the registry
+  static Loaded* loaded = new Loaded;  // never destroyed, like the registry
   return *loaded;
 }
 
@@ -145,7 +147,8 @@ Result<std::vector<TableHandle>> OpenParameterFiles(const std::vector<std::strin
       group = *result;
       break;
     }
-    // The first is the folder the user asked for; a bad file is bad everywhere.
+    // Reports the error of the first folder, which the user may have chosen. Other errors than a
+    // full or forbidden folder are errors of a file, so another folder does not help.
     if (status.ok()) status = result.status();
     const Code code = result.status().code();
     if (code != Code::kResourceExhausted && code != Code::kPermissionDenied &&

@@ -1,4 +1,5 @@
-// Tables that are sparse-parameter files: what a SavedModel carries as assets, read without a job.
+// Tables in sparse-parameter files: a SavedModel contains them as assets, and lookups read them
+// without a job.
 #ifndef TFSPS_KERNELS_FILE_TABLES_H_
 #define TFSPS_KERNELS_FILE_TABLES_H_
 
@@ -11,12 +12,12 @@
 
 namespace tsps {
 
-// Whether `path` is a regular file, and so no table of a group.
+// Returns whether `path` is a regular file, and therefore not a table of a group.
 bool IsParameterFile(const std::string& path);
 
-// Loads the files into one group of this process, which has no name in the file system once it is
-// loaded, and goes when the last handle does. The tables have the files' order. The same files
-// loaded again while they are held are the same group. Thread-safe.
+// Loads the files into one group of this process, and returns its tables in the order of the files.
+// After loading, the group has no name in the file system, and it is freed with the last handle.
+// Another call with the same files returns the same group while a handle exists. Thread-safe.
 Result<std::vector<TableHandle>> OpenParameterFiles(const std::vector<std::string>& paths);
 
 }  // namespace tsps

@@ -48,12 +48,12 @@ Status MergeIntoOutputs(const KernelContext& context, const std::vector<TableSet
   const int n_tables = static_cast<int>(tables.size());
   std::vector<Tensor> reduced;
   for (int t = 0; t < n_tables; ++t) {
-    const MergedGradients& one = merged[static_cast<size_t>(t)];
-    TSPS_RETURN_IF_ERROR(context.OutputVector(t, one.keys));
-    TSPS_RETURN_IF_ERROR(context.OutputVector(2 * n_tables + t, one.counts));
+    const MergedGradients& table = merged[static_cast<size_t>(t)];
+    TSPS_RETURN_IF_ERROR(context.OutputVector(t, table.keys));
+    TSPS_RETURN_IF_ERROR(context.OutputVector(2 * n_tables + t, table.counts));
     TSPS_ASSIGN_OR_RETURN(
         Tensor rows, context.Output<float>(
-                         n_tables + t, {static_cast<int64_t>(one.keys.size()),
+                         n_tables + t, {static_cast<int64_t>(table.keys.size()),
                                         static_cast<int64_t>(tables[static_cast<size_t>(t)].dim)}));
     reduced.push_back(std::move(rows));
   }
@@ -85,7 +85,7 @@ Status WriteReducedOutputs(const KernelContext& context, std::vector<ReducedGrad
         std::copy(set.rows + begin, set.rows + end, to + begin);
       });
       at += set.n;
-      reduced.Drop(i);  // so that they and the outputs are not both there in whole
+      reduced.Drop(i);  // saves memory: the gradients and the outputs never both exist in whole
     }
   }
   return Status();
@@ -112,8 +112,10 @@ Status PackForEach(const KernelContext& context, int index, uint32_t receivers,
     TSPS_ASSIGN_OR_RETURN(WirePacker packer, WirePacker::Create(sets_of(receiver), type, executor));
     const size_t bytes = PaddedBytes(packer.bytes(), receivers);
     if (bytes > INT32_MAX) {
-      return Error(Code::kResourceExhausted, bytes, " bytes are for node ", receiver,
-                   "; at most 2^31 - 1 can be sent at once");
+      return Error(
+          Code::kResourceExhausted, "node ", receiver, " would receive ", bytes,
+          " bytes at once. At most 2^31 - 1 can be sent, so nothing was sent. Make batches "
+          "smaller");
     }
     splits.push_back(static_cast<int32_t>(bytes));
     size += splits.back();

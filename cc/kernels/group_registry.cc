@@ -12,12 +12,12 @@
 namespace tsps {
 namespace {
 
-// How long a step may be prepared while another write waits for it.
+// The longest time for which a write waits until a prepared step is decided.
 constexpr std::chrono::seconds kDecisionTime{30};
 
-// Writer locks end with the process anyway; closing lets waiting threads go. Runs before
-// TensorFlow's own exit handlers, whose library was loaded first. A forked child owns nothing of
-// this.
+// Closes all groups at exit, which ends the waits of threads. (Writer locks end with the process
+// anyway.) It runs before the exit handlers of TensorFlow, whose library was loaded first. A forked
+// child owns none of the groups.
 struct CloseAtExit {
   const pid_t creator = getpid();
   ~CloseAtExit() {
@@ -55,16 +55,19 @@ Status OpenGroup::CheckWriter() const {
   const GroupInfo info = group_->Info();
   return Error(Code::kFailedPrecondition, "this process is not the writer of group ",
                group_->path(), "; process ", info.writer_pid,
-               info.writer_alive ? " is" : " was, and is gone",
-               ". Expected: the process that ran TspsCreateGroup or TspsOpenWriter");
+               info.writer_alive ? " is" : " was, and has ended",
+               ". Nothing was written. Run the op in the process that ran TspsCreateGroup or "
+               "TspsOpenWriter");
 }
 
 Status OpenGroup::Write(const std::function<Status(GroupWriter&)>& write) {
   std::unique_lock<std::mutex> lock(writer_mutex_);
   TSPS_RETURN_IF_ERROR(CheckWriter());
   if (!decided_.wait_for(lock, kDecisionTime, [&] { return prepared_ == nullptr; })) {
-    return Error(Code::kUnavailable, "a step of group ", group_->path(), " is prepared, and for ",
-                 kDecisionTime.count(), " s it was not decided whether it is made");
+    return Error(Code::kUnavailable, "a prepared step of group ", group_->path(),
+                 " was not decided within ", kDecisionTime.count(),
+                 " s. Nothing else was written meanwhile. Check whether another node of the job "
+                 "has stopped");
   }
   TSPS_RETURN_IF_ERROR(CheckWriter());  // the group may have been closed meanwhile
   return write(*writer_);
@@ -77,9 +80,9 @@ Status OpenGroup::Prepare(const std::function<Status(GroupWriter&)>& prepare,
   if (writer_->sealed()) {
     return Error(
         Code::kFailedPrecondition, "step ", group_->step() + 1, " of group ", group_->path(),
-        " is written, and this node does not know whether the others have made it: the vote "
-        "on it failed. End the job; a named one (TFSPS_JOB) settles it when it is started "
-        "again");
+        " is written, but the vote on it failed, so this node does not know whether the other "
+        "nodes made it. No further step can be made. End the job. A named job (TFSPS_JOB) settles "
+        "the step when it starts again");
   }
   writer_->Abort();
   prepared_.reset();
@@ -89,20 +92,20 @@ Status OpenGroup::Prepare(const std::function<Status(GroupWriter&)>& prepare,
     writer_->Write();
     writer_->Seal({group_->step() + 1, group_->run_id(), voters});
     TSPS_FAULT_POINT("vote.sealed");
-    // A control: each node for itself.
+    // A control for tests: each node decides alone.
     if (TSPS_FAULT_OFF("vote")) writer_->Publish();
   }
   return Status();
 }
 
-Status OpenGroup::Decide(bool make, const std::function<void()>& certain) {
+Status OpenGroup::Decide(bool make, const std::function<void()>& report) {
   std::lock_guard<std::mutex> lock(writer_mutex_);
   if (writer_ == nullptr) return Status();
   if (make && prepared_ == nullptr) {
     return Error(Code::kFailedPrecondition, "no step of group ", group_->path(), " is prepared");
   }
   if (make) {
-    certain();
+    report();
     TSPS_FAULT_POINT("vote.decided");
     if (!TSPS_FAULT_OFF("vote")) writer_->Publish();
   } else {
@@ -131,8 +134,8 @@ Status OpenGroup::TakeObjection() {
 Status OpenGroup::JoinExchange(const std::string& folder, const NodeExchange::Options& options) {
   std::lock_guard<std::mutex> lock(exchange_mutex_);
   if (exchange() != nullptr) {
-    return Error(Code::kFailedPrecondition, "this process has joined the exchange of group ",
-                 group_->path(), " already");
+    return Error(Code::kFailedPrecondition,
+                 "this process has already joined the exchange of group ", group_->path());
   }
   TSPS_ASSIGN_OR_RETURN(std::shared_ptr<NodeExchange> joined,
                         NodeExchange::Create(folder, options));
@@ -149,7 +152,7 @@ Status OpenGroup::WithExchange(const std::function<Status(NodeExchange&)>& use) 
   if (joined == nullptr) {
     return Error(Code::kFailedPrecondition, "this process has ",
                  closed_.load() ? "closed" : "not joined the exchange of", " group ",
-                 group_->path(), ". Expected: TspsJoinExchange before");
+                 group_->path(), ". Run TspsJoinExchange first");
   }
   return use(*joined);
 }
@@ -193,8 +196,8 @@ GroupRegistry& GroupRegistry::Get() {
 
 Result<std::shared_ptr<OpenGroup>> GroupRegistry::OpenLocked(const std::string& path, bool fresh) {
   if (!fresh) {
-    const auto found = groups_.find(path);
-    if (found != groups_.end()) return found->second;
+    const auto entry = groups_.find(path);
+    if (entry != groups_.end()) return entry->second;
   }
   TSPS_ASSIGN_OR_RETURN(std::shared_ptr<Group> group, Group::Open(path));
   CloseLocked(path);
@@ -204,10 +207,10 @@ Result<std::shared_ptr<OpenGroup>> GroupRegistry::OpenLocked(const std::string& 
 }
 
 void GroupRegistry::CloseLocked(const std::string& path) {
-  const auto found = groups_.find(path);
-  if (found == groups_.end()) return;
-  found->second->Close();
-  groups_.erase(found);
+  const auto entry = groups_.find(path);
+  if (entry == groups_.end()) return;
+  entry->second->Close();
+  groups_.erase(entry);
   generation_.fetch_add(1, std::memory_order_acq_rel);
 }
 
@@ -239,17 +242,17 @@ Result<TableHandle> GroupRegistry::OpenTable(const std::string& path, const std:
     TSPS_ASSIGN_OR_RETURN(owner, OpenLocked(split.parent, fresh));
     return Status();
   };
-  // Not under the lock: while a step waits for the votes of other nodes nobody can read the group,
-  // and who decides the step needs the lock.
+  // Runs without the lock: while a step waits for the votes of other nodes, no thread can read the
+  // group, and the thread that decides the step needs the lock.
   const auto find = [&]() -> Result<TableHandle> {
     TSPS_ASSIGN_OR_RETURN(const int table, owner->group().FindTable(split.name));
     TSPS_RETURN_IF_ERROR(owner->group().CheckUuid(table, uuid));
     return TableHandle::Of(owner, table);
   };
   TSPS_RETURN_IF_ERROR(open(false));
-  Result<TableHandle> found = find();
-  // Another job may have removed the directory and made it again since it was opened here.
-  if (found.ok() || !cached || owner->group().CheckInPlace().ok()) return found;
+  Result<TableHandle> table = find();
+  // Another job may have removed the directory and created it again since it was opened here.
+  if (table.ok() || !cached || owner->group().CheckInPlace().ok()) return table;
   TSPS_RETURN_IF_ERROR(open(true));
   return find();
 }
@@ -265,8 +268,8 @@ Status GroupRegistry::RemoveTable(const std::string& path, const std::string& uu
 void GroupRegistry::Forget(const std::string& path) {
   const SplitPath split = SplitTablePath(path);
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = groups_.find(split.parent);
-  if (found != groups_.end()) found->second->group().Forget(split.name);
+  const auto entry = groups_.find(split.parent);
+  if (entry != groups_.end()) entry->second->group().Forget(split.name);
 }
 
 void GroupRegistry::Close(const std::string& path) {
@@ -309,7 +312,7 @@ Result<TableCache::Tables> TableCache::Resolve(const KernelContext& context, int
     const size_t i = static_cast<size_t>(t);
     current = current && entry->paths[i] == path.string() && entry->uuids[i] == uuid.string();
     if (current) continue;
-    // From the first difference on; what came before is equal to the entry's.
+    // This is the first difference: the paths and uuids before it are those of the entry.
     for (size_t k = fresh->paths.size(); k < i; ++k) {
       fresh->paths.push_back(entry->paths[k]);
       fresh->uuids.push_back(entry->uuids[k]);
@@ -328,7 +331,7 @@ Result<TableCache::Tables> TableCache::Resolve(const KernelContext& context, int
     TSPS_ASSIGN_OR_RETURN(TableHandle table, registry.OpenTable(fresh->paths[i], fresh->uuids[i]));
     if (!tables->empty() && table.owner != tables->front().owner) {
       return Error(Code::kInvalidArgument,
-                   "the tables of one call must be of one group. Received: ", fresh->paths.front(),
+                   "the tables of a call must be of one group. Received: ", fresh->paths.front(),
                    " and ", fresh->paths[i]);
     }
     tables->push_back(std::move(table));

@@ -1,7 +1,7 @@
-// The groups this process has open, by path.
+// GroupRegistry: the groups that this process has open, by path.
 //
-// The op library, unlike the core, may own process state: ops get a path and a uuid, and this maps
-// them to one Group (one mapping, one writer) per process.
+// Ops get paths and uuids. The registry maps them to one Group per process, with one mapping and
+// one writer. The op library may own state of the process; the core may not.
 #ifndef TFSPS_KERNELS_GROUP_REGISTRY_H_
 #define TFSPS_KERNELS_GROUP_REGISTRY_H_
 
@@ -24,50 +24,56 @@
 
 namespace tsps {
 
-// A group and, in one process of the node, its writer.
+// An open group and, in one process of the node, its writer.
 class OpenGroup {
  public:
   explicit OpenGroup(std::shared_ptr<Group> group);
 
   Group& group() const { return *group_; }
 
-  // Takes the writer lock; no error when this process has it already. `outcome`: see
+  // Acquires the writer lock. Does nothing if this process has it already. `outcome`: see
   // Group::OpenWriter.
   Status BecomeWriter(Undecided outcome = Undecided::kRefuse);
-  // Runs `write` with the writer, one caller at a time, and when no step is prepared: Unavailable
-  // if one is for half a minute. FailedPrecondition in any other process.
+  // Runs `write` with the writer, one caller at a time, when no step is prepared. Unavailable: a
+  // step stayed prepared for half a minute. FailedPrecondition: this process is not the writer.
   Status Write(const std::function<Status(GroupWriter&)>& write);
-  // Steps that other nodes have a say in. `prepare` prepares one; `held` is what it points to, kept
-  // until it is decided. One that never was is dropped before. With several `voters`, groups that
-  // make the step together or not at all, it is written and sealed, too: only all of them decide
-  // it, and nothing can be prepared until they have (FailedPrecondition).
+  // Prepares a step that several nodes decide about. `prepare` prepares it; `held` owns the data
+  // that it points to, and is kept until the decision. Drops an earlier step that was not decided.
+  // `voters` is the number of groups that make the step together or not at all. If there are
+  // several, also writes and seals the step. Then only all groups together can decide it, and until
+  // then Prepare returns FailedPrecondition.
   Status Prepare(const std::function<Status(GroupWriter&)>& prepare, std::shared_ptr<void> held,
                  uint32_t voters);
-  // Makes the step that is prepared, or drops it; no error in a process that is not the writer.
-  // Calls `certain` before a step is made: nothing can fail from there on.
-  Status Decide(bool make, const std::function<void()>& certain);
+  // Makes the prepared step, or drops it. Does nothing in a process that is not the writer. Calls
+  // `report` before it makes the step, when nothing can fail any more.
+  Status Decide(bool make, const std::function<void()>& report);
   // Makes this process a rank of the node's exchange (NodeExchange::Create), once.
   Status JoinExchange(const std::string& folder, const NodeExchange::Options& options);
   // Runs `use` with the exchange, one caller at a time. FailedPrecondition before JoinExchange.
   Status WithExchange(const std::function<Status(NodeExchange&)>& use);
-  // Null before JoinExchange. For what is thread-safe beside WithExchange.
+  // Returns the exchange, or null before JoinExchange. Use only its thread-safe methods outside of
+  // WithExchange.
   std::shared_ptr<NodeExchange> exchange();
-  // What a round of the exchange has received; its memory is kept. Only inside WithExchange.
+  // Returns the buffers for what a round of the exchange receives. Their memory is reused. Only
+  // inside WithExchange.
   WireBuffers& received() { return received_; }
-  // Rows of sharded tables, from other nodes.
+  // Returns the pulls of rows of sharded tables from other nodes.
   RowPulls& pulls() { return pulls_; }
-  // Look-ups of a step that fail may leave their error here: then this rank comes to the step as
-  // the others do, and all refuse it. Off, unless AllowObjections: they fail at once.
+  // Sets whether a failed lookup of a training step may keep its error here. If so, this rank
+  // reaches the step like the other ranks, and all ranks refuse it. Otherwise, which is the
+  // default, the lookup itself fails.
   void AllowObjections(bool allowed) { objects_.store(allowed, std::memory_order_relaxed); }
-  // True if the error is kept for the next step. The first one counts.
+  // Keeps an error for the next step, unless one is kept already. Returns whether objections are
+  // allowed.
   bool Object(const Status& error);
-  // The error that was kept, once.
+  // Returns the error that was kept, and forgets it.
   Status TakeObjection();
-  // Tells the other ranks of the node, if it has joined them, which step this process is making.
+  // Publishes the step that this process is making to the other ranks of the node, if it has joined
+  // their exchange.
   void ShowStep(int64_t step);
-  // Gives up the writer lock and ends waits. Handles that ops still hold can go on reading.
+  // Releases the writer lock and ends waits. Handles that ops still have can read on.
   void Close();
-  // Set by Close(); what waits looks at it.
+  // Set by Close(). Waits poll it.
   const std::atomic<bool>& closed() const { return closed_; }
 
  private:
@@ -77,9 +83,9 @@ class OpenGroup {
 
   std::mutex writer_mutex_;
   std::condition_variable decided_;
-  std::shared_ptr<void> prepared_;       // what the writer's prepared step points to
-  std::unique_ptr<GroupWriter> writer_;  // after group_ and prepared_: destroyed first
-  std::mutex exchange_mutex_;            // while it is used
+  std::shared_ptr<void> prepared_;       // owns the data of the writer's prepared step
+  std::unique_ptr<GroupWriter> writer_;  // destroyed before group_ and prepared_
+  std::mutex exchange_mutex_;            // locked while the exchange is in use
   std::mutex exchange_pointer_mutex_;
   std::shared_ptr<NodeExchange> exchange_;
   WireBuffers received_;
@@ -89,10 +95,11 @@ class OpenGroup {
   Status objection_;
 };
 
+// A table of an open group. A handle keeps no mapping.
 struct TableHandle {
   std::shared_ptr<OpenGroup> owner;
   int table = 0;
-  std::shared_ptr<const TableConfig> known;  // what it is, or was: the handle keeps no mapping
+  std::shared_ptr<const TableConfig> known;  // the configuration, also after the table's removal
 
   static Result<TableHandle> Of(std::shared_ptr<OpenGroup> owner, int table);
   Group& group() const { return owner->group(); }
@@ -103,32 +110,32 @@ struct TableHandle {
 // Thread-safe.
 class GroupRegistry {
  public:
-  // Never destroyed: at exit, TensorFlow's threads may still run kernels. Writer locks are given up
-  // and waits are ended when the library is unloaded or the process exits.
+  // Returns the registry, which is never destroyed, because TensorFlow's threads may still run
+  // kernels at exit. When the library is unloaded or the process exits, all groups are closed.
   static GroupRegistry& Get();
 
   Result<std::shared_ptr<OpenGroup>> Open(const std::string& path);
-  // Also takes the writer lock. Replaces a handle of a group that was there before.
+  // Creates a group and acquires its writer lock. Replaces a group that was open under this path.
   Result<std::shared_ptr<OpenGroup>> Create(const std::string& path, const std::string& uuid,
                                             const GroupDraw& draw);
-  // `path` is <group>/<table>; `uuid` "" accepts any. A handle whose directory was replaced since
-  // is opened anew.
+  // Returns the table with the path <group>/<table>. `uuid` "" matches any. Opens the group again
+  // if its directory was replaced since it was opened.
   Result<TableHandle> OpenTable(const std::string& path, const std::string& uuid);
-  // Removes a table, whose writer this process is, and its files.
+  // Removes a table and its files. This process must be the writer.
   Status RemoveTable(const std::string& path, const std::string& uuid);
-  // Unmaps a table: nobody in this process needs it. Not in the writer's process, and no error when
-  // it is not open.
+  // Unmaps a table that this process does not need any more. Does nothing in the writer's process,
+  // or if the group is not open.
   void Forget(const std::string& path);
-  // No error when the path is not open.
+  // Closes a group. Does nothing if it is not open.
   void Close(const std::string& path);
   void CloseAll();
-  // By this process, in all groups that it has open.
+  // Returns the number of steps that this process has applied to all groups that it has open.
   uint64_t steps_applied();
-  // Changes whenever a cached handle may have become wrong.
+  // Returns a number that changes whenever a cached handle may have become invalid.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
 
  private:
-  // Under mutex_. `fresh`: even if there is a handle.
+  // Called with mutex_. `fresh`: whether to open the group again if it is open.
   Result<std::shared_ptr<OpenGroup>> OpenLocked(const std::string& path, bool fresh);
   void CloseLocked(const std::string& path);
 
@@ -137,7 +144,7 @@ class GroupRegistry {
   std::atomic<uint64_t> generation_{1};
 };
 
-// The last component of a path, and what is before it; absolute, without "." and "//".
+// The parent and the last component of a path; the parent is absolute, without "." and "//".
 struct SplitPath {
   std::string parent;
   std::string name;
@@ -145,14 +152,14 @@ struct SplitPath {
 std::string AbsolutePath(const std::string& path);
 SplitPath SplitTablePath(const std::string& path);
 
-// What a kernel instance remembers between calls: the tables its paths and uuids last named, so
-// that the hot path compares strings and takes no lock of the registry. Thread-safe.
+// The tables of a kernel's last call. The next call compares its paths and uuids with theirs, and
+// takes no lock of the registry if they are equal. Thread-safe.
 class TableCache {
  public:
   using Tables = std::shared_ptr<const std::vector<TableHandle>>;
 
-  // Reads `n` paths from input `paths` on and `n` uuids from input `uuids` on. All tables are of
-  // one group: InvalidArgument naming two otherwise.
+  // Reads `n` paths from input `paths` on and `n` uuids from input `uuids` on. InvalidArgument,
+  // naming two tables: they are not all of one group.
   Result<Tables> Resolve(const KernelContext& context, int paths, int uuids, int n);
 
  private:

@@ -1,6 +1,6 @@
-// From a C++ class to a TensorFlow kernel.
+// Registers C++ classes as TensorFlow kernels.
 //
-// A kernel class has `Status Init(const Attributes&)`, run once, and `Status
+// A kernel class has `Status Init(const Attributes&)`, which runs once, and `Status
 // Compute(KernelContext&)`, which several threads may run at once.
 #ifndef TFSPS_KERNELS_KERNEL_H_
 #define TFSPS_KERNELS_KERNEL_H_
@@ -15,13 +15,16 @@
 
 namespace tsps {
 
-// No exception may cross into TensorFlow.
+// Runs `body`, and converts exceptions to errors: no exception may reach TensorFlow.
 template <typename Body>
 Status NoThrow(const Body& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return Error(Code::kResourceExhausted, "tf_sparse_ps: out of memory in a kernel");
+    return Error(
+        Code::kResourceExhausted,
+        "tf_sparse_ps: a kernel could not allocate memory. Free memory on this machine, or "
+        "make batches smaller");
   } catch (const std::exception& error) {
     return Error(Code::kInternal, "tf_sparse_ps: ", error.what());
   }
@@ -49,8 +52,8 @@ void ComputeKernel(void* kernel, TF_OpKernelContext* raw) {
   if (!status.ok()) context.Fail(status);
 }
 
-// Hands `builder` to TensorFlow, for the CPU. Aborts on failure, which only a misspelt op can
-// cause.
+// Registers a kernel for the CPU with TensorFlow. Aborts on failure, which only a misspelt name of
+// an op can cause.
 void RegisterBuilder(const char* op, TF_KernelBuilder* builder);
 
 template <typename Kernel>
@@ -59,7 +62,7 @@ void RegisterKernel(const char* op) {
                                           &DeleteKernel<Kernel>));
 }
 
-// A kernel without attributes, from a function.
+// A kernel without attributes that calls a function.
 template <Status (*kCompute)(const KernelContext&)>
 class FunctionKernel {
  public:
@@ -67,7 +70,7 @@ class FunctionKernel {
   Status Compute(const KernelContext& context) { return kCompute(context); }
 };
 
-// One per file of kernels; registration.cc calls them when the library is loaded.
+// Each registers the kernels of one file. registration.cc calls them when the library is loaded.
 void RegisterLookupKernels();
 void RegisterPooledKernels();
 void RegisterRowsKernels();

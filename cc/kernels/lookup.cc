@@ -1,4 +1,4 @@
-// TspsLookup: rows of the ids of N features from T tables of one group.
+// TspsLookup: looks up the rows of the ids of N features in T tables of one group.
 #include <algorithm>
 #include <vector>
 

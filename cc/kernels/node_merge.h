@@ -1,4 +1,4 @@
-// What the ops that merge on a node begin with.
+// The attributes and inputs that the ops that merge gradients on a node share.
 #ifndef TFSPS_KERNELS_NODE_MERGE_H_
 #define TFSPS_KERNELS_NODE_MERGE_H_
 
@@ -20,12 +20,12 @@ struct MergeAttributes {
   Status Init(const Attributes& attributes);
 };
 
-// What such an op begins with: keys T, grads T, world_size, path, step, timeout_s.
+// The first inputs of such an op: keys T, grads T, world_size, path, step, timeout_s.
 struct MergeInputs {
   static int Count(int tables) { return 2 * tables + 4; }
 
   MergeCall call;
-  GradientInputs gradients;  // hold the buffers that `tables` points to
+  GradientInputs gradients;  // owns the buffers that `tables` points to
   std::vector<Contribution> tables;
   std::shared_ptr<OpenGroup> owner;
 

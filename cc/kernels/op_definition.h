@@ -1,4 +1,4 @@
-// How an op is defined for TensorFlow (registration.cc).
+// The definition of an op for TensorFlow (registration.cc).
 #ifndef TFSPS_KERNELS_OP_DEFINITION_H_
 #define TFSPS_KERNELS_OP_DEFINITION_H_
 
@@ -11,7 +11,8 @@ namespace tsps {
 
 struct OpDefinition {
   const char* name;
-  // Reads or writes a table: neither folded, merged, pruned nor reordered.
+  // Whether the op reads or writes a table. TensorFlow neither folds, merges, prunes nor reorders
+  // stateful ops.
   bool stateful;
   ShapeFunction shapes;
   std::vector<const char*> attributes;
@@ -19,9 +20,9 @@ struct OpDefinition {
   std::vector<const char*> outputs;
 };
 
-// Of pulls and of looking ahead (pull_ops.cc).
+// Returns the ops of pulls and of looking ahead (pull_ops.cc).
 std::vector<OpDefinition> PullOps();
-// Of tables with rows on a device (device_cache_ops.cc).
+// Returns the ops of tables with rows on a device (device_cache_ops.cc).
 std::vector<OpDefinition> DeviceCacheOps();
 
 }  // namespace tsps

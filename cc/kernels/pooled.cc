@@ -1,4 +1,4 @@
-// TspsPooledLookup and its two gradients.
+// TspsPooledLookup, and its gradients TspsPooledSum and TspsPooledWeightGrad.
 #include <algorithm>
 #include <vector>
 
@@ -39,13 +39,13 @@ class PooledLookupKernel {
     std::vector<Tensor> pooled;
     for (int f = 0; f < n; ++f) {
       TSPS_ASSIGN_OR_RETURN(
-          Bags one, Bags::Read(context, features_, f, n + f, 2 * n + f, unique.ids(f).size()));
-      one.span.inverse = unique.inverse(f);
+          Bags feature, Bags::Read(context, features_, f, n + f, 2 * n + f, unique.ids(f).size()));
+      feature.span.inverse = unique.inverse(f);
       TSPS_ASSIGN_OR_RETURN(Tensor output,
-                            context.Output<float>(f, {static_cast<int64_t>(one.span.n_bags),
+                            context.Output<float>(f, {static_cast<int64_t>(feature.span.n_bags),
                                                       features_.In(*tables, f).config().dim}));
       if (refused) std::fill_n(output.data<float>(), output.size(), 0.0f);
-      bags.push_back(std::move(one));
+      bags.push_back(std::move(feature));
       pooled.push_back(std::move(output));
     }
     if (refused) return Status();
@@ -70,7 +70,7 @@ class PooledSumKernel {
  public:
   Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
 
-  // Inputs: as PooledGradients. Outputs: sums T.
+  // Inputs: those of PooledGradients. Outputs: sums T.
   Status Compute(const KernelContext& context) {
     PooledGradients call;
     TSPS_RETURN_IF_ERROR(call.Init(context, features_));
@@ -110,7 +110,7 @@ class PooledWeightGradKernel {
  public:
   Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
 
-  // Inputs: as PooledGradients, then paths T, uuids T, carriers T. Outputs: weight_grads N.
+  // Inputs: those of PooledGradients, then paths T, uuids T, carriers T. Outputs: weight_grads N.
   Status Compute(const KernelContext& context) {
     const int n = features_.n, t = features_.tables;
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,

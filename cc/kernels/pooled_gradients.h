@@ -9,14 +9,14 @@
 
 namespace tsps {
 
-// Inputs grads N, splits N, weights N, inverses N, keys T, with which each of these ops begins.
+// The first inputs of each of these ops: grads N, splits N, weights N, inverses N, keys T.
 struct PooledGradients {
   std::vector<Tensor> grads, inverses, keys;
   std::vector<Bags> bags;
 
   Status Init(const KernelContext& context, const Features& features);
-  // What a gradient of weights needs: refuses inverses outside the keys, and gradients of feature
-  // `feature` whose width is not `dim`.
+  // The checks that a gradient of weights needs: refuses inverses that are not positions of keys,
+  // and gradients of feature `feature` whose width is not `dim`.
   Status Check(const Features& features, int feature, int64_t dim) const;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 struct Pools {
   std::mutex mutex;
-  std::shared_ptr<Executor> shared, writer;  // may be one
+  std::shared_ptr<Executor> shared, writer;  // may be the same executor
 };
 
 // Never destroyed: at exit, TensorFlow's threads may still run kernels.
@@ -22,7 +22,7 @@ Pools& ProcessPools() {
   return *pools;
 }
 
-// Under the mutex; the old pools' threads end with their last user.
+// Called with the mutex. The threads of the old pools end with their last user.
 void Replace(Pools* pools, int threads, int writer_threads) {
   pools->shared = std::make_shared<EigenExecutor>(threads);
   pools->writer =
@@ -45,7 +45,7 @@ WireCounters& ProcessWireCounters() {
 
 namespace {
 
-// Steps that had been made when an op failed; -1: none has.
+// The number of steps that had been made when an op failed; -1: no op has failed.
 std::atomic<int64_t> steps_when_out_of_room{-1};
 
 }  // namespace
@@ -72,7 +72,7 @@ std::shared_ptr<Executor> WriterExecutor() { return Get(&Pools::writer); }
 
 void SetThreads(int threads, int writer_threads) {
   Pools& pools = ProcessPools();
-  std::shared_ptr<Executor> shared, writer;  // what was there: ended after the lock
+  std::shared_ptr<Executor> shared, writer;  // the old pools, which end after the lock is released
   std::lock_guard<std::mutex> lock(pools.mutex);
   shared = pools.shared;
   writer = pools.writer;

@@ -1,5 +1,5 @@
-// What the kernels of this process share besides its groups: the thread pool, counters, and how it
-// ends.
+// State that all kernels of this process share, in addition to its groups: thread pools, counters,
+// and the handling of errors that end the process.
 #ifndef TFSPS_KERNELS_PROCESS_H_
 #define TFSPS_KERNELS_PROCESS_H_
 
@@ -11,24 +11,25 @@
 
 namespace tsps {
 
-// The pool as of now; a call keeps it for its duration, whatever SetThreads does meanwhile.
+// Returns the present thread pool. The caller keeps it for a whole call, also if SetThreads
+// replaces it meanwhile.
 std::shared_ptr<Executor> SharedExecutor();
-// The pool for updates of tables, which the other ranks of the node wait for.
+// Returns the pool for updates of tables, for which the other ranks of the node wait.
 std::shared_ptr<Executor> WriterExecutor();
-// Of each. 0: one per processor this process may use.
+// Sets the number of threads of each pool. 0: one per processor that this process may use.
 void SetThreads(int threads, int writer_threads);
 
-// From now on std::terminate waits two seconds before it ends the process. Horovod's thread calls
-// it the moment another rank's socket closes, in jobs with process sets; what watches the ranks
-// needs some milliseconds to say which one died, more on a busy machine. Once per process.
+// Makes std::terminate wait two seconds before it ends the process. In jobs with process sets,
+// Horovod's thread calls it as soon as another rank's socket closes. The watcher of the ranks needs
+// some milliseconds, on a busy machine more, to report which rank died. Once per process.
 void HoldTerminate();
 
-// An op has failed because there was no room: files, memory, or rows.
+// Records that an op failed because files, memory or rows were exhausted.
 void NoteOutOfRoom();
-// Whether that is so, and this process has made no step of any group since.
+// Returns whether that happened, and this process has made no step of any group since.
 bool OutOfRoom();
 
-// What has been packed to be sent, and unpacked, padding included.
+// The bytes that were packed to be sent, and that were received and unpacked, including padding.
 struct WireCounters {
   std::atomic<uint64_t> bytes_packed{0};
   std::atomic<uint64_t> bytes_unpacked{0};

@@ -1,10 +1,10 @@
-// TspsPullAsk, TspsPullServe and TspsPullTake: rows of sharded tables come from the nodes that own
-// them (core/exchange/row_pull.h). Between Ask and Serve the graph sends keys, between Serve and
-// Take rows, all to all among the ranks of one number. The first and the last are asynchronous:
-// they wait for other ranks of the node.
+// TspsPullAsk, TspsPullServe and TspsPullTake: they fetch rows of sharded tables from the nodes
+// that own them (core/exchange/row_pull.h). Ranks with the same local rank exchange keys between
+// Ask and Serve, and rows between Serve and Take, in all-to-alls of the graph. Ask and Take are
+// asynchronous, because they wait for other ranks of the node.
 //
-// A look-up pulls the rows that its rank needs and does not have. A pull of the next batch, one in
-// a step, brings those of its rows that the step leaves alone (core/exchange/rows_ahead.h).
+// A lookup pulls the rows that its rank needs and does not have. In each step, a pull of the next
+// batch also fetches those of its rows that the step does not change (core/exchange/rows_ahead.h).
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -45,22 +45,22 @@ class PullAskKernel {
     call.step = static_cast<int64_t>(owner.group().step()) + 1;
     call.cancelled = &owner.closed();
     return owner.pulls().With(
-        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPulls::Pull& one) {
-          return one.pull->Part([&] { return AskAndPack(context, call, *tables, owner, one); });
+        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPulls::Pull& state) {
+          return state.pull->Part([&] { return AskAndPack(context, call, *tables, owner, state); });
         });
   }
 
   Status AskAndPack(const KernelContext& context, const MergeCall& call,
                     const std::vector<TableHandle>& tables, OpenGroup& owner,
-                    RowPulls::Pull& one) const {
-    RowPull& pull = *one.pull;
+                    RowPulls::Pull& state) const {
+    RowPull& pull = *state.pull;
     RowPulls& pulls = owner.pulls();
     RowPull::AskOptions options;
     std::vector<Tensor> held;
     std::vector<AskedKeys> asked;
-    one.taken.assign(tables.size(), {});
-    one.coming.assign(tables.size(), {});
-    one.later.assign(attributes_.sets() - tables.size(), {});
+    state.taken.assign(tables.size(), {});
+    state.coming.assign(tables.size(), {});
+    state.later.assign(attributes_.sets() - tables.size(), {});
     options.flag = !attributes_.ahead && pulls.Announced();
     options.here = !attributes_.ahead && pulls.looking();
     for (size_t t = 0; t < tables.size(); ++t) {
@@ -68,24 +68,24 @@ class PullAskKernel {
       RowsAhead& ahead = pulls.ahead(tables[t].table);
       if (attributes_.ahead) {
         for (const int64_t key : ahead.Next()) {
-          if (OwnerOf(key, attributes_.nodes) != attributes_.node) one.coming[t].push_back(key);
+          if (OwnerOf(key, attributes_.nodes) != attributes_.node) state.coming[t].push_back(key);
         }
         options.flag |= !ahead.known();
-        asked.push_back({one.coming[t].data(), one.coming[t].size(), dim});
+        asked.push_back({state.coming[t].data(), state.coming[t].size(), dim});
         continue;
       }
       TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(static_cast<int>(t)));
       TSPS_RETURN_IF_ERROR(CheckKeys(tables[t].config(), keys.data<int64_t>(), keys.size()));
       ahead.LookUp(keys.data<int64_t>(), keys.size(), options.here);
-      one.taken[t] = ahead.Take(keys.data<int64_t>(), keys.size(), dim, owner.group().version());
-      asked.push_back({keys.data<int64_t>(), keys.size(), dim, one.taken[t].have.data()});
+      state.taken[t] = ahead.Take(keys.data<int64_t>(), keys.size(), dim, owner.group().version());
+      asked.push_back({keys.data<int64_t>(), keys.size(), dim, state.taken[t].have.data()});
       held.push_back(std::move(keys));
     }
-    for (size_t t = 0; t < one.later.size(); ++t) {
+    for (size_t t = 0; t < state.later.size(); ++t) {
       if (tables[t].config().storage.tiered()) {
-        one.later[t] = pulls.ahead(tables[t].table).NextPass();
+        state.later[t] = pulls.ahead(tables[t].table).NextPass();
       }
-      asked.push_back({one.later[t].data(), one.later[t].size(), 0});
+      asked.push_back({state.later[t].data(), state.later[t].size(), 0});
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     TSPS_RETURN_IF_ERROR(pull.Ask(call, asked, options, *executor));
@@ -121,32 +121,32 @@ class PullServeKernel {
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, 1, 1 + n, n));
     OpenGroup& owner = *tables->front().owner;
     return owner.pulls().With(
-        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPulls::Pull& one) {
-          return one.pull->Part([&] { return Serve(context, *tables, owner.pulls(), one); });
+        attributes_.operation, attributes_.nodes, attributes_.node, [&](RowPulls::Pull& state) {
+          return state.pull->Part([&] { return Serve(context, *tables, owner.pulls(), state); });
         });
   }
 
  private:
-  // What one node is sent of one table.
+  // The rows of one table that one node gets.
   struct Answer {
-    std::vector<int64_t> keys, positions;  // among those that it asked for
+    std::vector<int64_t> keys, positions;  // `positions` are among the keys that the node asked for
   };
 
   Status Serve(const KernelContext& context, const std::vector<TableHandle>& tables,
-               RowPulls& pulls, RowPulls::Pull& one) const {
+               RowPulls& pulls, RowPulls::Pull& state) const {
     const size_t n_tables = tables.size();
     TSPS_ASSIGN_OR_RETURN(const Tensor asked, context.Input(0, 1, "asked"));
     TSPS_ASSIGN_OR_RETURN(const std::vector<WireReader> readers,
                           OpenBuffers(asked, attributes_.nodes, attributes_.sets() + 1));
-    one.flag = false;
-    for (const WireReader& reader : readers) one.flag |= reader.n(attributes_.sets()) > 0;
+    state.flag = false;
+    for (const WireReader& reader : readers) state.flag |= reader.n(attributes_.sets()) > 0;
     std::vector<std::vector<Answer>> answers(readers.size(), std::vector<Answer>(n_tables));
-    std::vector<std::vector<int64_t>> keys(n_tables);  // of one node after another
+    std::vector<std::vector<int64_t>> keys(n_tables);  // [table]: the keys of node after node
     for (size_t node = 0; node < readers.size(); ++node) {
       for (size_t t = 0; t < n_tables; ++t) {
         Answer& answer = answers[node][t];
         TSPS_RETURN_IF_ERROR(Choose(readers[node], t, pulls.ahead(tables[t].table), pulls.looking(),
-                                    one.flag, &answer));
+                                    state.flag, &answer));
         keys[t].insert(keys[t].end(), answer.keys.begin(), answer.keys.end());
       }
     }
@@ -171,7 +171,7 @@ class PullServeKernel {
     return PackForEach(context, 0, attributes_.nodes, sets_of, attributes_.type, *executor);
   }
 
-  // Rows of later batches of all nodes are read from the disk beside training.
+  // Stages the rows of later batches of all nodes: they are read from disk during training.
   Status Stage(const TableHandle& table, const std::vector<WireReader>& readers, size_t set,
                RowPulls& pulls) const {
     std::vector<int64_t> keys;
@@ -187,7 +187,7 @@ class PullServeKernel {
     return Status();
   }
 
-  // Which of the rows that a node asks for it is sent.
+  // Chooses which of the rows that a node asks for it gets.
   Status Choose(const WireReader& reader, size_t table, RowsAhead& ahead, bool looking, bool flag,
                 Answer* answer) const {
     std::vector<int64_t> keys(reader.n(table));
@@ -229,36 +229,38 @@ class PullTakeKernel {
                           cache_.Resolve(context, 1 + n, 1 + 2 * n, n));
     OpenGroup& owner = *tables->front().owner;
     return owner.pulls().With(attributes_.operation, attributes_.nodes, attributes_.node,
-                              [&](RowPulls::Pull& one) {
-                                return one.pull->Part([&]() -> Status {
-                                  if (one.pull->Sends()) TSPS_RETURN_IF_ERROR(Answer(context, one));
-                                  if (attributes_.ahead) return Keep(context, *tables, owner, one);
-                                  TSPS_RETURN_IF_ERROR(Collect(context, *tables, one));
-                                  owner.pulls().Agree(one.pull->agreed());
+                              [&](RowPulls::Pull& state) {
+                                return state.pull->Part([&]() -> Status {
+                                  if (state.pull->Sends())
+                                    TSPS_RETURN_IF_ERROR(Answer(context, state));
+                                  if (attributes_.ahead)
+                                    return Keep(context, *tables, owner, state);
+                                  TSPS_RETURN_IF_ERROR(Collect(context, *tables, state));
+                                  owner.pulls().Agree(state.pull->agreed());
                                   return Status();
                                 });
                               });
   }
 
-  Status Answer(const KernelContext& context, RowPulls::Pull& one) const {
+  Status Answer(const KernelContext& context, RowPulls::Pull& state) const {
     TSPS_ASSIGN_OR_RETURN(const Tensor served, context.Input(0, 1, "served"));
     const auto n_tables = static_cast<size_t>(attributes_.tables);
     TSPS_ASSIGN_OR_RETURN(const std::vector<WireReader> readers,
                           OpenBuffers(served, attributes_.nodes, n_tables));
     const std::shared_ptr<Executor> executor = SharedExecutor();
-    return one.pull->Answer([&](const std::vector<RowPull::Fetched>& tables) -> Result<bool> {
+    return state.pull->Answer([&](const std::vector<RowPull::Fetched>& tables) -> Result<bool> {
       for (uint32_t node = 0; node < attributes_.nodes; ++node) {
         for (size_t t = 0; t < n_tables; ++t) {
-          const RowPull::Wanted& wanted = one.pull->wanted()[t];
+          const RowPull::Wanted& wanted = state.pull->wanted()[t];
           const size_t begin = wanted.starts[node], n = wanted.starts[node + 1] - begin;
           TSPS_RETURN_IF_ERROR(Put(readers[node], node, t, begin, n, tables[t], *executor));
         }
       }
-      return one.flag;
+      return state.flag;
     });
   }
 
-  // What a node has sent of one table, of the n keys from `begin` on that it was asked for.
+  // Stores the rows of one table that a node has sent. It was asked for the n keys from `begin` on.
   Status Put(const WireReader& reader, uint32_t node, size_t table, size_t begin, size_t n,
              const RowPull::Fetched& to, Executor& executor) const {
     const size_t sent = reader.n(table), dim = reader.dim(table);
@@ -288,65 +290,65 @@ class PullTakeKernel {
     return Status();
   }
 
-  // Of a pull ahead: the rows are kept for the next step. No rows are output.
+  // Keeps the rows of a pull of the next batch for the next step. The outputs have no rows.
   Status Keep(const KernelContext& context, const std::vector<TableHandle>& tables,
-              OpenGroup& owner, RowPulls::Pull& one) const {
+              OpenGroup& owner, RowPulls::Pull& state) const {
     std::vector<std::vector<float>> rows(tables.size());
     std::vector<std::vector<uint8_t>> present(attributes_.sets());
     RowTargets targets;
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t dim = tables[t].config().dim;
-      rows[t].resize(one.coming[t].size() * static_cast<size_t>(dim));
-      present[t].resize(one.coming[t].size());
+      rows[t].resize(state.coming[t].size() * static_cast<size_t>(dim));
+      present[t].resize(state.coming[t].size());
       targets.push_back({rows[t].data(), present[t].data()});
       TSPS_RETURN_IF_ERROR(context.Output<float>(static_cast<int>(t), {0, dim}).status());
     }
-    for (size_t t = 0; t < one.later.size(); ++t) {
-      present[tables.size() + t].resize(one.later[t].size());
+    for (size_t t = 0; t < state.later.size(); ++t) {
+      present[tables.size() + t].resize(state.later[t].size());
       targets.push_back({nullptr, present[tables.size() + t].data()});
     }
-    TSPS_RETURN_IF_ERROR(one.pull->Collect(targets, *SharedExecutor()));
+    TSPS_RETURN_IF_ERROR(state.pull->Collect(targets, *SharedExecutor()));
     for (size_t t = 0; t < tables.size(); ++t) {
       owner.pulls()
           .ahead(tables[t].table)
-          .Keep(one.coming[t], present[t], rows[t], static_cast<size_t>(tables[t].config().dim),
+          .Keep(state.coming[t], present[t], rows[t], static_cast<size_t>(tables[t].config().dim),
                 owner.group().version());
     }
-    one.coming.clear();
-    one.later.clear();
+    state.coming.clear();
+    state.later.clear();
     return Status();
   }
 
   Status Collect(const KernelContext& context, const std::vector<TableHandle>& tables,
-                 RowPulls::Pull& one) const {
+                 RowPulls::Pull& state) const {
     std::vector<Tensor> outputs;
     RowTargets targets;
-    std::vector<std::vector<int64_t>> own(tables.size());
+    std::vector<std::vector<int64_t>> own_keys(tables.size());
     for (size_t t = 0; t < tables.size(); ++t) {
       TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(1 + static_cast<int>(t)));
       TSPS_ASSIGN_OR_RETURN(
           Tensor rows,
           context.Output<float>(static_cast<int>(t), {keys.dim(0), tables[t].config().dim}));
-      for (const uint32_t place : one.pull->own_positions(t)) {
-        own[t].push_back(keys.data<int64_t>()[place]);
+      for (const uint32_t place : state.pull->own_positions(t)) {
+        own_keys[t].push_back(keys.data<int64_t>()[place]);
       }
       targets.push_back({rows.data<float>()});
       outputs.push_back(std::move(rows));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
     std::vector<std::vector<float>> rows;
-    TSPS_RETURN_IF_ERROR(ReadRowsOf(tables, own, &rows, *executor));
+    TSPS_RETURN_IF_ERROR(ReadRowsOf(tables, own_keys, &rows, *executor));
     for (size_t t = 0; t < tables.size(); ++t) {
       const auto dim = static_cast<size_t>(tables[t].config().dim);
       std::vector<uint8_t> narrow(dim * WireTypeBytes(attributes_.type));
       const float* from = rows[t].data();
-      for (const uint32_t place : one.pull->own_positions(t)) {
-        // As those that come from other nodes: what a row is must not depend on who asks.
+      for (const uint32_t place : state.pull->own_positions(t)) {
+        // Rounds the row like the rows from other nodes, so that all nodes see the same row.
         NarrowFloats(attributes_.type, from, dim, narrow.data());
         WidenFloats(attributes_.type, narrow.data(), dim, targets[t].rows + place * dim);
         from += dim;
       }
-      const RowsAhead::Taken& taken = one.taken[t];
+      const RowsAhead::Taken& taken = state.taken[t];
       from = taken.rows.data();
       for (size_t place = 0; place < taken.have.size(); ++place) {
         if (taken.have[place] == 0) continue;
@@ -354,8 +356,8 @@ class PullTakeKernel {
         from += dim;
       }
     }
-    one.taken.clear();
-    return one.pull->Collect(targets, *executor);
+    state.taken.clear();
+    return state.pull->Collect(targets, *executor);
   }
 
   PullAttributes attributes_;

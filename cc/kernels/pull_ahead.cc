@@ -1,5 +1,6 @@
-// Looking ahead of sharded tables: TspsPullAnnounce, of datasets; TspsPullLooking, TspsPullCheck
-// and TspsPullStepMade, of steps; TspsPullCounters (core/exchange/rows_ahead.h).
+// Ops that look ahead in sharded tables (core/exchange/rows_ahead.h). Datasets run
+// TspsPullAnnounce; steps run TspsPullLooking, TspsPullCheck and TspsPullStepMade. TspsPullCounters
+// returns counters.
 #include <string>
 #include <vector>
 
@@ -11,8 +12,9 @@
 namespace tsps {
 namespace {
 
-// Inputs: path (of the group), table, keys, dataset, index, batches. Reads nothing of the group:
-// a dataset must not wait, and hold one of TensorFlow's threads, while a step is being written.
+// Inputs: path (of the group), table, keys, dataset, index, batches. The op does not read the
+// group, because a dataset must not block one of TensorFlow's threads while a step is being
+// written.
 Status PullAnnounce(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
   TSPS_ASSIGN_OR_RETURN(const int64_t table, context.Scalar<int64_t>(1, "table"));
@@ -53,11 +55,11 @@ class PullCheckKernel {
       const TableHandle& table = (*tables)[static_cast<size_t>(t)];
       int64_t missing = 0;
       if (pulls.ahead(table.table).LookedUp(keys.data<int64_t>(), keys.size(), &missing)) continue;
-      verdict = Error(Code::kFailedPrecondition, "table ", table.path(),
-                      ": there is a gradient of key ", missing,
-                      ", which was not looked up since the last step. Rows of the next batch are "
-                      "fetched ahead of it, so a gradient must be applied before another step is "
-                      "made. Train this model without tsps.lookahead");
+      verdict = Error(Code::kFailedPrecondition, "table ", table.path(), " has a gradient of key ",
+                      missing,
+                      ", which was not looked up since the last step. tsps.lookahead fetches rows "
+                      "one batch ahead, so each gradient must be applied in the step after its "
+                      "lookup. Train this model without tsps.lookahead");
     }
     return context.OutputVector(0, EncodeVerdict(verdict));
   }

@@ -9,7 +9,7 @@
 namespace tsps {
 namespace {
 
-// One feature per table: keys that are looked up as they are.
+// Returns features for a lookup of keys: one feature per table.
 Features KeysAlone(int tables) {
   Features features;
   features.n = features.tables = tables;
@@ -25,16 +25,16 @@ const int64_t kFlag = 0;
 Status PullAttributes::Init(const Attributes& attributes) {
   TSPS_ASSIGN_OR_RETURN(tables, attributes.Int("T"));
   TSPS_ASSIGN_OR_RETURN(operation, attributes.String("operation"));
-  TSPS_ASSIGN_OR_RETURN(const int of, attributes.Int("nodes"));
-  TSPS_ASSIGN_OR_RETURN(const int one, attributes.Int("node"));
+  TSPS_ASSIGN_OR_RETURN(const int n_nodes, attributes.Int("nodes"));
+  TSPS_ASSIGN_OR_RETURN(const int own_node, attributes.Int("node"));
   TSPS_ASSIGN_OR_RETURN(const std::string wire, attributes.String("wire"));
   TSPS_ASSIGN_OR_RETURN(type, WireTypeFromName(wire));
   TSPS_ASSIGN_OR_RETURN(const std::string batch, attributes.String("batch"));
   ahead = batch == "next";
-  nodes = static_cast<uint32_t>(of);
-  node = static_cast<uint32_t>(one);
-  if (one < of) return Status();
-  return Error(Code::kInvalidArgument, "node must be below ", of, ". Received: ", one);
+  nodes = static_cast<uint32_t>(n_nodes);
+  node = static_cast<uint32_t>(own_node);
+  if (own_node < n_nodes) return Status();
+  return Error(Code::kInvalidArgument, "node must be below ", n_nodes, ". Received: ", own_node);
 }
 
 Status ReadRowsOf(const std::vector<TableHandle>& tables,
@@ -69,7 +69,7 @@ Result<std::vector<WireReader>> OpenBuffers(const Tensor& buffers, uint32_t node
   }
   ProcessWireCounters().bytes_unpacked.fetch_add(buffers.size(), std::memory_order_relaxed);
   if (readers.size() == nodes) return readers;
-  return Error(Code::kInvalidArgument, "received from ", readers.size(),
+  return Error(Code::kInvalidArgument, "received rows or keys of ", readers.size(),
                " nodes. Expected: ", nodes);
 }
 

@@ -1,4 +1,4 @@
-// The ops of pull.cc and pull_ahead.cc.
+// The definitions of the ops of pull.cc and pull_ahead.cc.
 #include "kernels/op_definition.h"
 
 namespace tsps {

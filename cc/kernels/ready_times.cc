@@ -1,7 +1,8 @@
-// TspsReady and TspsReadyTimes: when the gradients of a step become ready, one after another.
+// TspsReady and TspsReadyTimes: they record and return the times at which the gradients of a step
+// become ready.
 //
-// A profile is a name and a list of (gradient, time). It is apart from the timeline, which is the
-// user's to start and stop.
+// A profile is a name and a list of (gradient, time). It is separate from the timeline, which the
+// user starts and stops.
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -18,9 +19,10 @@ namespace {
 // Thread-safe.
 class ReadyTimes {
  public:
-  static constexpr size_t kMost = 1 << 20;  // that a profile holds; more are not recorded
+  static constexpr size_t kMost = 1 << 20;  // the largest number of times of a profile
 
-  // Never destroyed: TensorFlow's threads may run kernels at exit.
+  // Returns the object, which is never destroyed, because TensorFlow's threads may run kernels at
+  // exit.
   static ReadyTimes& Get() {
     static ReadyTimes* const times = new ReadyTimes;
     return *times;
@@ -29,20 +31,20 @@ class ReadyTimes {
   void Add(const std::string& profile, int64_t gradient) {
     const int64_t now = static_cast<int64_t>(NowNs());
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<int64_t>& found = profiles_[profile];
-    if (found.size() < 2 * kMost) found.insert(found.end(), {gradient, now});
+    std::vector<int64_t>& times = profiles_[profile];
+    if (times.size() < 2 * kMost) times.insert(times.end(), {gradient, now});
   }
 
-  // What was recorded since the last call, pairs one after another.
+  // Returns the pairs that were recorded since the last call, one after another.
   std::vector<int64_t> Take(const std::string& profile) {
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<int64_t> found;
-    const auto place = profiles_.find(profile);
-    if (place != profiles_.end()) {
-      found = std::move(place->second);
-      profiles_.erase(place);
+    std::vector<int64_t> times;
+    const auto entry = profiles_.find(profile);
+    if (entry != profiles_.end()) {
+      times = std::move(entry->second);
+      profiles_.erase(entry);
     }
-    return found;
+    return times;
   }
 
  private:

@@ -1,5 +1,5 @@
-// TspsSegmentSum, the gradient of TspsLookup, and TspsMerge, which makes one gradient of many
-// ranks'.
+// TspsSegmentSum, the gradient of TspsLookup; TspsMerge, which merges the gradients of several
+// ranks into one; and TspsKeepIf, which drops the gradients of a rank with the weight 0.
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,10 +48,10 @@ class SegmentSumKernel {
     std::vector<Tensor> keys, sums;
     for (int t = 0; t < features_.tables; ++t) {
       TSPS_ASSIGN_OR_RETURN(const int64_t dim, features_.CommonWidth(t, grads));
-      TSPS_ASSIGN_OR_RETURN(Tensor own, context.Keys(2 * n + t));
-      TSPS_ASSIGN_OR_RETURN(Tensor sum,
-                            context.Output<float>(t, {static_cast<int64_t>(own.size()), dim}));
-      keys.push_back(std::move(own));
+      TSPS_ASSIGN_OR_RETURN(Tensor table_keys, context.Keys(2 * n + t));
+      TSPS_ASSIGN_OR_RETURN(
+          Tensor sum, context.Output<float>(t, {static_cast<int64_t>(table_keys.size()), dim}));
+      keys.push_back(std::move(table_keys));
       sums.push_back(std::move(sum));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();

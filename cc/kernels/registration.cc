@@ -1,5 +1,5 @@
-// All ops of the library: docs/ops.md in code. Loading the library registers them and their
-// kernels.
+// The definitions of all ops of the library, which docs/ops.md describes. Loading the library
+// registers the ops and their kernels.
 #include <tensorflow/c/ops.h>
 
 #include <cstdio>
@@ -234,8 +234,8 @@ std::vector<OpDefinition> Ops() {
        {"explained: uint8"}},
       {"TspsAllowObjections", true, NoOutputs, {}, {"path: string", "allowed: int64"}, {}},
       {"TspsRaiseObjection", true, NoOutputs, {}, {"path: string"}, {}},
-      // Not stateful: it follows the data, and must not wait for what is before it in the program.
-      // The variable's value is not looked at: it keeps the op from being folded.
+      // Not stateful, so that it runs when its input is ready, and does not wait for earlier ops of
+      // the program. Its variable input, which it does not read, prevents constant folding.
       {"TspsMark",
        false,
        SameShape,
@@ -248,7 +248,7 @@ std::vector<OpDefinition> Ops() {
        {"action: {'start', 'stop', 'in_flight'}"},
        {},
        {"spans: uint8"}},
-      // Not stateful, as TspsMark.
+      // Not stateful, for the same reason as TspsMark.
       {"TspsReady",
        false,
        SameShape,
@@ -337,7 +337,7 @@ std::vector<OpDefinition> Ops() {
        {},
        {"path: string"},
        {"step: int64", "version: int64", "counters: int64"}},
-      // Not stateful, so that it waits for nothing but its argument, which every step writes.
+      // Not stateful, so that it waits only for its argument, which every step writes.
       {"TspsNextStep", false, ScalarOutputs, {}, {"path: string", "known: int64"}, {"step: int64"}},
       {"TspsRemoveTable", true, NoOutputs, {}, {"path: string", "uuid: string"}, {}},
       {"TspsForgetTable", true, NoOutputs, {}, {"path: string"}, {}},
@@ -358,7 +358,7 @@ void RegisterOp(const OpDefinition& op) {
   for (const char* spec : op.attributes) TF_OpDefinitionBuilderAddAttr(builder, spec);
   for (const char* spec : op.inputs) TF_OpDefinitionBuilderAddInput(builder, spec);
   for (const char* spec : op.outputs) TF_OpDefinitionBuilderAddOutput(builder, spec);
-  // Whatever its argument is: TensorFlow makes the op stateful (2.15 to 2.21).
+  // TensorFlow (2.15 to 2.21) makes the op stateful also if the argument is false.
   if (op.stateful) TF_OpDefinitionBuilderSetIsStateful(builder, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shapes);
   const StatusOwner status(TF_NewStatus());

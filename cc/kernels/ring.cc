@@ -1,8 +1,8 @@
 // TspsRingRounds, TspsRingTake, TspsRingPut, TspsRingPrepare and TspsRingCollect: the ranks of a
 // node merge their sparse gradients with those of other nodes, round by round
-// (core/node_exchange.h). Between Take and Put the graph sends what a rank has merged to the ranks
-// with its key range on the other nodes. Asynchronous, but the first: they wait for other ranks of
-// the node.
+// (core/exchange/node_exchange.h). Between Take and Put, the graph sends the merged gradients of a
+// rank to the ranks with the same key range on the other nodes. All ops but the first are
+// asynchronous, because they wait for other ranks of the node.
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,7 +20,8 @@
 namespace tsps {
 namespace {
 
-// An error in between ends the exchange for all ranks, who would wait for this one.
+// Runs a part of an exchange. After an error the exchange ends for all ranks of the node, because
+// they would wait for this rank.
 Status InExchange(OpenGroup& owner, const std::function<Status(NodeExchange&)>& part) {
   return owner.WithExchange(
       [&](NodeExchange& exchange) { return exchange.Part([&] { return part(exchange); }); });
@@ -66,7 +67,7 @@ class RingTakeKernel {
     return Status();
   }
 
-  // Inputs: as MergeInputs, then round, rounds. Outputs: buffer, splits.
+  // Inputs: those of MergeInputs, then round, rounds. Outputs: buffer, splits.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context] { return Take(context); });
   }
@@ -86,13 +87,14 @@ class RingTakeKernel {
         TSPS_RETURN_IF_ERROR(
             exchange.Begin(inputs.call, inputs.tables, static_cast<uint32_t>(rounds), *executor));
       }
-      std::vector<GradientSet> own;
+      std::vector<GradientSet> merged;
       TSPS_RETURN_IF_ERROR(
-          exchange.Take(static_cast<uint32_t>(round), inputs.tables, *executor, &own));
+          exchange.Take(static_cast<uint32_t>(round), inputs.tables, *executor, &merged));
       if (!exchange.Merges()) return PackNothing(context, 0, owners_);
       std::vector<WireSet> sets;
-      for (size_t t = 0; t < own.size(); ++t) {
-        sets.push_back({own[t].keys, own[t].counts, own[t].rows, own[t].n, inputs.tables[t].dim});
+      for (size_t t = 0; t < merged.size(); ++t) {
+        const GradientSet& set = merged[t];
+        sets.push_back({set.keys, set.counts, set.rows, set.n, inputs.tables[t].dim});
       }
       if (owners_ == 1) {
         return PackForEach(context, 0, 1, [&](uint32_t) { return sets; }, type_, *executor);
@@ -117,7 +119,7 @@ class RingPutKernel {
     return Status();
   }
 
-  // Inputs: path, buffers (padded, one after another), round. Nothing happens below round 0.
+  // Inputs: path, buffers (padded, one after another), round. A negative round does nothing.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     RunOnWaiter(done, [this, context] { return Put(context); });
   }
@@ -134,7 +136,7 @@ class RingPutKernel {
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
     return InExchange(*owner, [&](NodeExchange& exchange) -> Status {
       if (buffers.size() == 0) {
-        return Error(Code::kInvalidArgument, "nothing was received in round ", round);
+        return Error(Code::kInvalidArgument, "the buffers of round ", round, " are empty");
       }
       WireBuffers& received = owner->received();
       TSPS_RETURN_IF_ERROR(received.Unpack(buffers.data<const uint8_t>(), buffers.size(),
@@ -167,7 +169,7 @@ class RingPrepareKernel {
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
     const auto updates = std::make_shared<StepUpdates>();
-    // Before the exchange is taken, because it may open tables.
+    // Reads the inputs before it locks the exchange, because that may open tables.
     const Status read = updates->Read(context, 2, 2 + 2 * tables_, tables_, *owner, &cache_);
     Status verdict;
     TSPS_RETURN_IF_ERROR(InExchange(*owner, [&](NodeExchange& exchange) {
@@ -209,7 +211,7 @@ class RingCollectKernel {
     const std::shared_ptr<Executor> executor = SharedExecutor();
     const auto write = [&](std::vector<ReducedGradients>& reduced) -> Status {
       if (reduced.size() != dims_.size()) {
-        return Error(Code::kInvalidArgument, "there are gradients of ", reduced.size(),
+        return Error(Code::kInvalidArgument, "the exchange has gradients of ", reduced.size(),
                      " tables. Expected: ", dims_.size());
       }
       return WriteReducedOutputs(context, &reduced, *executor);

@@ -1,5 +1,5 @@
-// The pulls of rows (core/exchange/row_pull.h) of a process in one group, by operation; and what it
-// knows ahead of each table (core/exchange/rows_ahead.h).
+// RowPulls: the pulls of rows (core/exchange/row_pull.h) of this process in one group, by
+// operation, and the announced batches of each table (core/exchange/rows_ahead.h).
 #ifndef TFSPS_KERNELS_ROW_PULLS_H_
 #define TFSPS_KERNELS_ROW_PULLS_H_
 
@@ -22,32 +22,34 @@ namespace tsps {
 // Thread-safe.
 class RowPulls {
  public:
-  // A pull, and what its ops leave to those after them.
+  // A pull, and the state that its ops pass on to later ops.
   struct Pull {
-    std::mutex mutex;  // while it is made or used
+    std::mutex mutex;  // locked while the pull is created or in use
     std::unique_ptr<RowPull> pull;
     std::vector<RowsAhead::Taken> taken;       // [table]: rows that the rank had
     std::vector<std::vector<int64_t>> coming;  // [table]: keys of the next batch
     std::vector<std::vector<int64_t>> later;   // [table]: keys of batches after it
-    bool flag = false;                         // of a rank of any node
+    bool flag = false;                         // whether a rank of any node has set its flag
   };
 
-  // Who this process is among the ranks of its node; `folder` exists and is this run's alone.
+  // Sets the place of this process among the ranks of its node. `folder` must exist, and belong to
+  // this run only.
   void Join(const std::string& folder, const NodeExchange::Options& options);
-  // Runs `use` with the pull of an operation, which is made when it is first needed. One caller at
-  // a time for each operation. FailedPrecondition before Join.
+  // Runs `use` with the pull of an operation, and creates the pull at the first call. One caller at
+  // a time for each operation. FailedPrecondition: Join was not called.
   Status With(const std::string& operation, uint32_t nodes, uint32_t node,
               const std::function<Status(Pull&)>& use);
   void Close();
 
   // --- Looking ahead. ---
-  // Of the table with this number.
+  // Returns the announced batches of the table with this number.
   RowsAhead& ahead(int table);
-  // Whether this rank knows of batches that no step has come to.
+  // Returns whether this rank knows batches that no step has reached.
   bool Announced();
-  // Whether a rank of the job does: in the last look-up.
+  // Records whether a rank of the job knew such batches at the last lookup.
   void Agree(bool announced) { agreed_.store(announced); }
-  // The same, as of the end of the last step: it stays for all look-ups between two steps.
+  // Returns the recorded value at the end of the last step, which is the same for all lookups
+  // between two steps.
   bool looking() const { return looking_.load(); }
   void StepMade() { looking_.store(agreed_.load()); }
   RowsAhead::Counters counters();

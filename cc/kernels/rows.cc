@@ -1,4 +1,5 @@
-// A lookup in parts: TspsUnique, TspsReadRows, and TspsGatherRows or TspsPoolRows of given rows.
+// The parts of a lookup as separate ops: TspsUnique, TspsReadRows, and TspsGatherRows or
+// TspsPoolRows, which take the rows as inputs, with TspsPoolRowsWeightGrad.
 #include <numeric>
 #include <string>
 #include <utility>
@@ -53,13 +54,13 @@ class ReadRowsKernel {
     std::vector<RowGather> gathers;
     for (int i = 0; i < t; ++i) {
       const TableHandle& table = (*tables)[static_cast<size_t>(i)];
-      TSPS_ASSIGN_OR_RETURN(Tensor own, context.Keys(i));
-      TSPS_RETURN_IF_ERROR(CheckKeys(table.config(), own.data<int64_t>(), own.size()));
+      TSPS_ASSIGN_OR_RETURN(Tensor table_keys, context.Keys(i));
+      const auto n = table_keys.size();
+      TSPS_RETURN_IF_ERROR(CheckKeys(table.config(), table_keys.data<int64_t>(), n));
       TSPS_ASSIGN_OR_RETURN(
-          Tensor output,
-          context.Output<float>(i, {static_cast<int64_t>(own.size()), table.config().dim}));
-      gathers.emplace_back(table.known, table.table, own.data<int64_t>(), own.size());
-      keys.push_back(std::move(own));
+          Tensor output, context.Output<float>(i, {static_cast<int64_t>(n), table.config().dim}));
+      gathers.emplace_back(table.known, table.table, table_keys.data<int64_t>(), n);
+      keys.push_back(std::move(table_keys));
       rows.push_back(std::move(output));
     }
     const std::shared_ptr<Executor> executor = SharedExecutor();
@@ -74,25 +75,25 @@ class ReadRowsKernel {
   TableCache cache_;
 };
 
-// Rows of the unique keys of each table, which the caller has from anywhere.
-struct GivenRows {
+// The rows of the unique keys of each table, which are inputs of the op.
+struct InputRows {
   std::vector<Tensor> rows;
 
-  // Inputs `rows` on and, behind them, keys.
+  // Reads rows from input `first` on, and keys from input `keys` on.
   Status Init(const KernelContext& context, const Features& features, int first, int keys) {
     for (int t = 0; t < features.tables; ++t) {
-      TSPS_ASSIGN_OR_RETURN(Tensor one, context.Input(first + t, 2, "rows"));
-      TSPS_ASSIGN_OR_RETURN(const Tensor own, context.Keys(keys + t));
-      if (one.dim(0) != static_cast<int64_t>(own.size()) || one.dim(1) < 1) {
-        return Error(Code::kInvalidArgument, "table ", t, " of the call has ", own.size(),
+      TSPS_ASSIGN_OR_RETURN(Tensor table_rows, context.Input(first + t, 2, "rows"));
+      TSPS_ASSIGN_OR_RETURN(const Tensor table_keys, context.Keys(keys + t));
+      if (table_rows.dim(0) != static_cast<int64_t>(table_keys.size()) || table_rows.dim(1) < 1) {
+        return Error(Code::kInvalidArgument, "table ", t, " of the call has ", table_keys.size(),
                      " keys; expected a row for each, not empty. Received: rows of shape ",
-                     ShapeString(one.shape()));
+                     ShapeString(table_rows.shape()));
       }
-      rows.push_back(std::move(one));
+      rows.push_back(std::move(table_rows));
     }
     return Status();
   }
-  // Refuses carriers (inputs `carriers` on) of another width.
+  // Refuses carriers (inputs `carriers` on) whose width is not that of the rows.
   Status CheckWidths(const KernelContext& context, int carriers) const {
     for (size_t t = 0; t < rows.size(); ++t) {
       TSPS_ASSIGN_OR_RETURN(const Tensor carrier, context.Input(carriers + static_cast<int>(t)));
@@ -104,15 +105,15 @@ struct GivenRows {
     }
     return Status();
   }
-  // Address of each row of each table.
+  // Returns the address of each row of each table.
   std::vector<std::vector<const float*>> Addresses() const {
     std::vector<std::vector<const float*>> addresses;
-    for (const Tensor& one : rows) {
-      std::vector<const float*> own(static_cast<size_t>(one.dim(0)));
-      for (size_t i = 0; i < own.size(); ++i) {
-        own[i] = one.data<float>() + i * static_cast<size_t>(one.dim(1));
+    for (const Tensor& matrix : rows) {
+      std::vector<const float*> pointers(static_cast<size_t>(matrix.dim(0)));
+      for (size_t i = 0; i < pointers.size(); ++i) {
+        pointers[i] = matrix.data<float>() + i * static_cast<size_t>(matrix.dim(1));
       }
-      addresses.push_back(std::move(own));
+      addresses.push_back(std::move(pointers));
     }
     return addresses;
   }
@@ -126,13 +127,13 @@ class GatherRowsKernel {
   Status Compute(const KernelContext& context) {
     const WorkSpan span("gather rows");
     const int n = features_.n, t = features_.tables;
-    GivenRows given;
-    TSPS_RETURN_IF_ERROR(given.Init(context, features_, n, n + t));
-    TSPS_RETURN_IF_ERROR(given.CheckWidths(context, n + 2 * t));
+    InputRows input;
+    TSPS_RETURN_IF_ERROR(input.Init(context, features_, n, n + t));
+    TSPS_RETURN_IF_ERROR(input.CheckWidths(context, n + 2 * t));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     for (int f = 0; f < n; ++f) {
       TSPS_ASSIGN_OR_RETURN(const Tensor inverse, context.Input(f));
-      const Tensor& rows = features_.In(given.rows, f);
+      const Tensor& rows = features_.In(input.rows, f);
       TSPS_RETURN_IF_ERROR(CheckInverse(inverse, static_cast<size_t>(rows.dim(0)), f));
       std::vector<int64_t> shape = inverse.shape();
       shape.push_back(rows.dim(1));
@@ -159,14 +160,14 @@ class PoolRowsKernel {
   Status Compute(const KernelContext& context) {
     const WorkSpan span("pool rows");
     const int n = features_.n, t = features_.tables;
-    GivenRows given;
-    TSPS_RETURN_IF_ERROR(given.Init(context, features_, 3 * n, 3 * n + t));
-    TSPS_RETURN_IF_ERROR(given.CheckWidths(context, 3 * n + 2 * t));
-    const std::vector<std::vector<const float*>> addresses = given.Addresses();
+    InputRows input;
+    TSPS_RETURN_IF_ERROR(input.Init(context, features_, 3 * n, 3 * n + t));
+    TSPS_RETURN_IF_ERROR(input.CheckWidths(context, 3 * n + 2 * t));
+    const std::vector<std::vector<const float*>> addresses = input.Addresses();
     const std::shared_ptr<Executor> executor = SharedExecutor();
     for (int f = 0; f < n; ++f) {
       TSPS_ASSIGN_OR_RETURN(const Tensor inverse, context.Input(f, 1, "inverses"));
-      const Tensor& rows = features_.In(given.rows, f);
+      const Tensor& rows = features_.In(input.rows, f);
       TSPS_RETURN_IF_ERROR(CheckInverse(inverse, static_cast<size_t>(rows.dim(0)), f));
       TSPS_ASSIGN_OR_RETURN(Bags bags,
                             Bags::Read(context, features_, f, n + f, 2 * n + f, inverse.size()));
@@ -188,18 +189,18 @@ class PoolRowsWeightGradKernel {
  public:
   Status Init(const Attributes& attributes) { return features_.Init(attributes, true); }
 
-  // Inputs: as PooledGradients, then rows T. Outputs: weight_grads N.
+  // Inputs: those of PooledGradients, then rows T. Outputs: weight_grads N.
   Status Compute(const KernelContext& context) {
     const int n = features_.n, t = features_.tables;
     PooledGradients call;
     TSPS_RETURN_IF_ERROR(call.Init(context, features_));
-    GivenRows given;
-    TSPS_RETURN_IF_ERROR(given.Init(context, features_, 4 * n + t, 4 * n));
-    const std::vector<std::vector<const float*>> addresses = given.Addresses();
+    InputRows input;
+    TSPS_RETURN_IF_ERROR(input.Init(context, features_, 4 * n + t, 4 * n));
+    const std::vector<std::vector<const float*>> addresses = input.Addresses();
     const std::shared_ptr<Executor> executor = SharedExecutor();
     for (int f = 0; f < n; ++f) {
       const size_t i = static_cast<size_t>(f);
-      const int64_t dim = features_.In(given.rows, f).dim(1);
+      const int64_t dim = features_.In(input.rows, f).dim(1);
       TSPS_RETURN_IF_ERROR(call.Check(features_, f, dim));
       TSPS_ASSIGN_OR_RETURN(const Tensor output,
                             context.Output<float>(f, call.bags[i].weights.shape()));

@@ -18,14 +18,14 @@ struct DimensionDeleter {
   void operator()(TF_DimensionHandle* dimension) const { TF_DeleteDimensionHandle(dimension); }
 };
 
-// The first error is kept and ends everything.
+// A shape inference. It keeps the first error, and does nothing after it.
 class Inference {
  public:
   Inference(TF_ShapeInferenceContext* context, TF_Status* status)
       : context_(context), status_(status) {
     TF_SetStatus(status_, TF_OK, "");
     n_inputs_ = static_cast<int>(TF_ShapeInferenceContextNumInputs(context));
-    // There is no call that tells the number of outputs: outputs are set until one does not exist.
+    // The API does not return the number of outputs, so this sets outputs until one does not exist.
     const StatusOwner probe(TF_NewStatus());
     const Shape unknown = Vector();
     while (true) {
@@ -53,7 +53,7 @@ class Inference {
     return shape;
   }
   Shape Scalar() { return Shape(TF_ShapeInferenceContextScalar(context_)); }
-  // [?] unless told: -1 is TensorFlow's unknown dimension.
+  // Returns [size]. -1, TensorFlow's unknown dimension, gives [?].
   Shape Vector(int64_t size = -1) {
     return Shape(TF_ShapeInferenceContextVectorFromSize(context_, static_cast<size_t>(size)));
   }
@@ -65,7 +65,7 @@ class Inference {
     }
     return shape;
   }
-  // -1 when unknown.
+  // Returns a dimension; -1 if it is unknown.
   int64_t Dimension(const Shape& shape, int64_t axis) {
     if (failed() || !TF_ShapeInferenceContextRankKnown(context_, shape.get())) return -1;
     if (axis < 0) axis += TF_ShapeInferenceContextRank(context_, shape.get());
@@ -75,7 +75,7 @@ class Inference {
     return TF_DimensionHandleValueKnown(dimension.get()) ? TF_DimensionHandleValue(dimension.get())
                                                          : -1;
   }
-  // Number of elements; -1 when unknown.
+  // Returns the number of elements; -1 if it is unknown.
   int64_t Size(const Shape& shape) {
     if (failed() || !TF_ShapeInferenceContextRankKnown(context_, shape.get())) return -1;
     int64_t size = 1;
@@ -90,14 +90,14 @@ class Inference {
     if (!failed()) TF_ShapeInferenceContextSetOutput(context_, index, shape.get(), status_);
   }
 
-  // [width] when the last dimensions of inputs [begin, end), of rank 2, are all known and equal;
-  // else [?].
+  // Returns [width] if the last dimensions of inputs [begin, end), which have rank 2, are known and
+  // equal; else [?].
   Shape Width(int begin, int end) {
     int64_t width = -1;
     for (int i = begin; i < end; ++i) {
-      const int64_t one = Dimension(InputOfRank(i, 2), 1);
-      if (i > begin && one != width) return Vector();
-      width = one;
+      const int64_t last = Dimension(InputOfRank(i, 2), 1);
+      if (i > begin && last != width) return Vector();
+      width = last;
     }
     return Vector(width);
   }
@@ -109,17 +109,17 @@ class Inference {
   int n_outputs_ = 0;
 };
 
-// sums: T*float [u_t, width]; T is the number of outputs, keys are the last T inputs, gradients the
-// first.
+// Sets the shapes of the outputs sums, T*float [u_t, width]. The first n_grads inputs are
+// gradients, the last T are keys.
 void SumShapes(Inference* inference, int n_grads) {
   int64_t width = -1;
   for (int i = 0; i < n_grads; ++i) {
-    const int64_t one = inference->Dimension(inference->Input(i), -1);
-    if (i > 0 && one != width) {
+    const int64_t last = inference->Dimension(inference->Input(i), -1);
+    if (i > 0 && last != width) {
       width = -1;
       break;
     }
-    width = one;
+    width = last;
   }
   const int tables = inference->outputs();
   const int keys = inference->inputs() - tables;
@@ -133,7 +133,7 @@ void SumShapes(Inference* inference, int n_grads) {
 
 void NoOutputs(TF_ShapeInferenceContext*, TF_Status* status) { TF_SetStatus(status, TF_OK, ""); }
 
-// Input and output 0.
+// Output 0 has the shape of input 0.
 void SameShape(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   inference.SetOutput(0, inference.Input(0));
@@ -200,8 +200,8 @@ void PooledSumShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   SumShapes(&inference, (inference.inputs() - inference.outputs()) / 4);
 }
 
-// Inputs: grads N, splits N, weights N, inverses N, keys T, ... Outputs: weight_grads N, as
-// weights.
+// Inputs: grads N, splits N, weights N, inverses N, keys T, ... Outputs: weight_grads N, with the
+// shapes of the weights.
 void PooledWeightGradShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   const int features = inference.outputs();
@@ -284,8 +284,8 @@ void PoolRowsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-// Of TspsMerge and TspsNodeMerge. Inputs: keys T, grads T, others. Outputs: keys T, grads T, counts
-// T.
+// The shapes of TspsMerge and TspsNodeMerge. Inputs: keys T, grads T, ... Outputs: keys T, grads T,
+// counts T.
 void MergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   const int tables = inference.outputs() / 3;
@@ -339,8 +339,8 @@ void PackShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   for (int i = 0; i < inference.outputs(); ++i) inference.SetOutput(i, inference.Vector());
 }
 
-// Inputs: served, keys T, paths T, uuids T. Outputs: rows T. How wide they are no input says; the
-// Python wrapper knows it.
+// Inputs: served, keys T, paths T, uuids T. Outputs: rows T. No input has the width of the rows;
+// the Python wrapper sets it.
 void PullTakeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   for (int t = 0; t < inference.outputs(); ++t) {
@@ -353,8 +353,8 @@ void RingRoundsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   inference.SetOutput(0, inference.Vector(1));
 }
 
-// Of TspsUnpackMerge and TspsRingCollect. Outputs: keys T, grads T, counts T. How wide rows are no
-// input says; the Python wrapper knows it.
+// The shapes of TspsUnpackMerge and TspsRingCollect. Outputs: keys T, grads T, counts T. No input
+// has the width of the rows; the Python wrapper sets it.
 void UnpackMergeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   const int tables = inference.outputs() / 3;

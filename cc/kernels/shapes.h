@@ -1,9 +1,9 @@
 // Shape functions of the ops.
 //
-// The C API shows a shape function neither attributes of type int nor which inputs form which list,
-// so list lengths are solved for from the numbers of inputs and outputs, and the row width comes
-// from the carriers (or the gradients). When tables of different widths meet in one call, the
-// last dimension is left unknown here; the Python wrapper sets it.
+// Through the C API, a shape function sees neither attributes of type int nor the lists that inputs
+// form. So the functions compute the lengths of the lists from the numbers of inputs and outputs,
+// and take the row width from the carriers or the gradients. If the tables of a call have different
+// widths, the last dimension stays unknown here, and the Python wrapper sets it.
 #ifndef TFSPS_KERNELS_SHAPES_H_
 #define TFSPS_KERNELS_SHAPES_H_
 

@@ -1,5 +1,5 @@
-// TspsSlowCopy: a copy that takes as long as a link of so many bytes per second would, for
-// measurements on machines without one.
+// TspsSlowCopy: a copy that takes as long as over a link with a given bandwidth, for measurements
+// on machines without such a link.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -16,15 +16,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One direction of the link: what is sent at once goes one after another.
+// One direction of the link. Concurrent transfers run one after another.
 class Direction {
  public:
-  // When so many bytes, sent now, have come.
+  // Starts a transfer, and returns the time at which it ends.
   Clock::time_point Send(size_t bytes, double bytes_per_second) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const std::chrono::duration<double> taken(static_cast<double>(bytes) / bytes_per_second);
+    const std::chrono::duration<double> length(static_cast<double>(bytes) / bytes_per_second);
     free_at_ =
-        std::max(free_at_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(taken);
+        std::max(free_at_, Clock::now()) + std::chrono::duration_cast<Clock::duration>(length);
     return free_at_;
   }
 
@@ -33,7 +33,7 @@ class Direction {
   Clock::time_point free_at_;
 };
 
-Direction& Of(const std::string& name) {
+Direction& DirectionOf(const std::string& name) {
   static auto* const down = new Direction;
   static auto* const up = new Direction;
   return name == "up" ? *up : *down;
@@ -54,7 +54,7 @@ class SlowCopyKernel {
       }
       TSPS_ASSIGN_OR_RETURN(const Tensor copy, context.Output<float>(0, rows.shape()));
       const size_t bytes = rows.size() * sizeof(float);
-      const Clock::time_point end = Of(direction).Send(bytes, static_cast<double>(rate));
+      const Clock::time_point end = DirectionOf(direction).Send(bytes, static_cast<double>(rate));
       const WorkSpan span(direction == "up" ? "link up" : "link down");
       std::memcpy(copy.data<float>(), rows.data<float>(), bytes);
       std::this_thread::sleep_until(end);

@@ -11,7 +11,7 @@
 namespace tsps {
 namespace {
 
-// Beside codes of a Status, in what a rank says of a step.
+// Values that begin a record of a statement. They differ from all codes of a Status.
 constexpr uint8_t kDigestRecord = 0xff, kObjectionRecord = 0xfe;
 static_assert(static_cast<uint8_t>(Code::kInternal) < kObjectionRecord, "codes are below");
 
@@ -20,7 +20,7 @@ static_assert(static_cast<uint8_t>(Code::kInternal) < kObjectionRecord, "codes a
 std::vector<uint8_t> EncodeVerdict(const Status& verdict) {
   std::string bytes(1, static_cast<char>(verdict.code()));
   if (!verdict.ok()) {
-    bytes += verdict.message().c_str();  // up to a zero in it
+    bytes += verdict.message().c_str();  // a zero in the message would end it
     bytes += '\0';
   }
   return {bytes.begin(), bytes.end()};
@@ -37,10 +37,10 @@ Status DecodeVerdicts(const uint8_t* bytes, size_t n) {
       continue;
     }
     if (*at == kDigestRecord && end - at > static_cast<ptrdiff_t>(sizeof(digest))) {
-      uint64_t theirs;
-      std::memcpy(&theirs, at + 1, sizeof(theirs));
-      differ |= has_digest && theirs != digest;
-      digest = theirs;
+      uint64_t next_digest;
+      std::memcpy(&next_digest, at + 1, sizeof(next_digest));
+      differ |= has_digest && next_digest != digest;
+      digest = next_digest;
       has_digest = true;
       at += 1 + sizeof(digest);
       continue;
@@ -49,10 +49,10 @@ Status DecodeVerdicts(const uint8_t* bytes, size_t n) {
     const uint8_t* const code = objects ? at + 1 : at;
     const uint8_t* const text_end = code == end ? end : std::find(code + 1, end, uint8_t{0});
     if (text_end == end || *code > static_cast<uint8_t>(Code::kInternal)) {
-      return Error(Code::kInvalidArgument, "these ", n, " bytes are no verdicts on a step");
+      return Error(Code::kInvalidArgument, "these ", n, " bytes are not verdicts on a step");
     }
-    Status& found = objects ? objection : refused;
-    if (found.ok()) found = Status(static_cast<Code>(*code), std::string(code + 1, text_end));
+    Status& first = objects ? objection : refused;
+    if (first.ok()) first = Status(static_cast<Code>(*code), std::string(code + 1, text_end));
     at = text_end + 1;
   }
   if (!objection.ok()) return objection;
@@ -77,7 +77,7 @@ Status StepUpdates::Read(const KernelContext& context, int paths, int hyper, int
   for (int t = 0; t < n_tables; ++t) {
     const TableHandle& table = (*tables_)[static_cast<size_t>(t)];
     if (table.owner.get() != &owner) {
-      return Error(Code::kInvalidArgument, "table ", table.path(), " is not of group ",
+      return Error(Code::kInvalidArgument, "table ", table.path(), " does not belong to group ",
                    owner.group().path());
     }
     TSPS_ASSIGN_OR_RETURN(Tensor values, context.Input(hyper + t, 1, "hyper"));
@@ -129,7 +129,7 @@ Status StepUpdates::ReadAll(const KernelContext& context, int first, int n_table
 
 Status StepUpdates::TakeReduced(std::vector<ReducedGradients>* reduced) {
   if (reduced->size() != updates_.size()) {
-    return Error(Code::kInvalidArgument, "there are gradients of ", reduced->size(),
+    return Error(Code::kInvalidArgument, "the exchange has gradients of ", reduced->size(),
                  " tables. Expected: ", updates_.size());
   }
   reduced_ = std::move(*reduced);
@@ -164,10 +164,10 @@ Status MakeStep(const KernelContext& context, const ReportDone& report, int64_t 
   const Status refused = NoThrow([&] {
     return owner.Write([&](GroupWriter& writer) -> Status {
       TSPS_RETURN_IF_ERROR(prepare(writer));
-      const Status told = context.OutputVector(0, EncodeVerdict(Status()));
-      if (!told.ok()) {
+      const Status output = context.OutputVector(0, EncodeVerdict(Status()));
+      if (!output.ok()) {
         writer.Abort();
-        return told;
+        return output;
       }
       if (exchange != nullptr) exchange->verdicts().PostVerdict(step, Status());
       report();

@@ -1,8 +1,8 @@
-// A step of the tables, as ops pass it: what it is made of, and the verdict on it.
+// A step of the tables, as ops pass it: its updates, and the verdict on it.
 //
-// A step is prepared by everything that can fail, judged, and then made or dropped. The verdict is
-// a value, a uint8 vector, so that every rank can finish what others wait for before it raises an
-// error, and all ranks raise the same one (TspsCheckStep).
+// A step is prepared first, which does everything that can fail. After the verdict it is made or
+// dropped. The verdict is a value, a uint8 vector, so that a rank can finish the work for which
+// others wait before it raises an error, and all ranks raise the same error (TspsCheckStep).
 #ifndef TFSPS_KERNELS_STEP_H_
 #define TFSPS_KERNELS_STEP_H_
 
@@ -23,32 +23,34 @@
 
 namespace tsps {
 
-// Verdicts are written one after another: each its code, one byte, and unless that is OK its text
-// and a zero.
+// Encodes a verdict: one byte with its code and, unless it is OK, its text and a zero. Several
+// verdicts follow each other without gaps.
 std::vector<uint8_t> EncodeVerdict(const Status& verdict);
-// The first one that is not OK. InvalidArgument when `bytes` are no verdicts. Statements may be
-// among them: an objection goes before all, and then that digests differ.
+// Decodes verdicts and statements, and returns the first objection; else RanksDiffer if digests
+// differ; else the first verdict that is not OK; else OK. InvalidArgument: `bytes` are not
+// verdicts.
 Status DecodeVerdicts(const uint8_t* bytes, size_t n);
-// What a rank says of a step beside its verdict: a digest of what must be equal on all ranks, and
-// why it cannot make the step.
+// Encodes a rank's statement about a step, in addition to its verdict: a digest of everything that
+// must be equal on all ranks, and the reason why it cannot make the step.
 std::vector<uint8_t> EncodeStatement(uint64_t digest, const Status& objection);
 
-// What a step is made of. Holds all that a prepared step points to.
+// The updates of a step. Owns all data that a prepared step points to.
 class StepUpdates {
  public:
-  // Inputs: paths T and uuids T from `paths` on, hyper T from `hyper` on, then `optimizer`, its id
-  // and how many steps it has made with this one. The tables are of `owner`.
+  // Reads the inputs paths T and uuids T from `paths` on, and hyper T from `hyper` on, followed by
+  // `optimizer`: its id, and the number of its steps including this one. InvalidArgument: a table
+  // is not of `owner`.
   Status Read(const KernelContext& context, int paths, int hyper, int n_tables,
               const OpenGroup& owner, TableCache* cache);
-  // InvalidArgument unless `dim` is the table's.
+  // InvalidArgument unless `dim` is the dim of the table.
   Status CheckDim(size_t table, size_t dim) const;
-  // Inputs from `first` on: paths T, uuids T, keys T, grads T, hyper T, optimizer.
+  // Reads the inputs from `first` on: paths T, uuids T, keys T, grads T, hyper T, optimizer.
   Status ReadAll(const KernelContext& context, int first, int n_tables, const OpenGroup& owner,
                  TableCache* cache);
-  // What an exchange has reduced. `reduced` is taken over; the last round's rows stay where they
-  // lie, which is until this process begins another merge.
+  // Takes over the gradients that an exchange has reduced. The rows of the last round stay in
+  // shared memory, where they are valid until this process begins another merge.
   Status TakeReduced(std::vector<ReducedGradients>* reduced);
-  // Rows that are set in the same step; `Hold` what they point to.
+  // Adds rows that are set in the same step. Give the data that they point to to `Hold`.
   void AddWrites(TableWrites writes) { writes_.push_back(std::move(writes)); }
   void Hold(Tensor tensor) { held_.push_back(std::move(tensor)); }
   const void* Hold(StoredRows rows) {
@@ -68,14 +70,14 @@ class StepUpdates {
   std::shared_ptr<Executor> executor_;
 };
 
-// On the leader of a job's only node: prepares a step, lets the other ranks have the verdict
-// through `exchange` (null: there are none), sets it as output 0, and makes the step. An error of
-// `prepare` is a verdict, not an error of this. Once the verdict is that the step will be made, it
-// is reported as done.
+// Makes a step on the leader of a job with one node: prepares it, posts the verdict to the other
+// ranks through `exchange` (null: there are none), sets it as output 0, and publishes the step. An
+// error of `prepare` becomes the verdict, not an error of this function. Calls `report` when the
+// verdict is certain, before it publishes.
 Status MakeStep(const KernelContext& context, const ReportDone& report, int64_t step,
                 OpenGroup& owner, NodeExchange* exchange,
                 const std::function<Status(GroupWriter&)>& prepare);
-// On the node's other ranks: waits for that verdict, and sets it as output 0.
+// Waits on the other ranks of the node for that verdict, and sets it as output 0.
 Status OutputLeadersVerdict(const KernelContext& context, NodeExchange& exchange,
                             const MergeCall& call);
 

@@ -23,8 +23,8 @@ TF_Code CodeOf(Code code) {
     case Code::kFailedPrecondition:
       return TF_FAILED_PRECONDITION;
     case Code::kOutOfRange:
-      // Not TF_OUT_OF_RANGE, which says "end of data": Keras' training loops would take a bad key
-      // for the end of an epoch.
+      // Not TF_OUT_OF_RANGE, which means the end of the data: Keras' training loops would treat a
+      // bad key as the end of an epoch.
       return TF_INVALID_ARGUMENT;
     case Code::kResourceExhausted:
       return TF_RESOURCE_EXHAUSTED;
@@ -44,7 +44,8 @@ TF_Code CodeOf(Code code) {
   return TF_UNKNOWN;
 }
 
-// Only for failures of TensorFlow's own calls: a kernel that asks for what its op does not have.
+// Converts an error of TensorFlow's own calls, such as access to an input that the op does not
+// have.
 Status FromTensorFlow(const TF_Status* status, const char* what, const char* name) {
   return Error(
       TF_GetCode(status) == TF_RESOURCE_EXHAUSTED ? Code::kResourceExhausted : Code::kInternal,
@@ -109,7 +110,7 @@ Result<Tensor> KernelContext::Keys(int index) const {
   TSPS_ASSIGN_OR_RETURN(Tensor keys, Input(index, 1, "keys"));
   if (keys.dim(0) > std::numeric_limits<int32_t>::max()) {
     return Error(Code::kInvalidArgument,
-                 "at most 2147483647 keys per call. Received: ", keys.dim(0));
+                 "a call can have at most 2147483647 keys. Received: ", keys.dim(0));
   }
   return keys;
 }
@@ -213,8 +214,8 @@ Result<std::vector<int>> Attributes::IntList(const char* name) const {
   if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
   std::vector<int> narrow;
   for (const int64_t value : values) {
-    TSPS_ASSIGN_OR_RETURN(const int one, Narrow(value, name));
-    narrow.push_back(one);
+    TSPS_ASSIGN_OR_RETURN(const int item, Narrow(value, name));
+    narrow.push_back(item);
   }
   return narrow;
 }
@@ -224,7 +225,7 @@ Result<std::vector<std::string>> Attributes::StringList(const char* name) const 
   int32_t items = 0, bytes = 0;
   TF_OpKernelConstruction_GetAttrSize(raw_, name, &items, &bytes, status.get());
   if (TF_GetCode(status.get()) != TF_OK) return FromTensorFlow(status.get(), "attribute", name);
-  if (items <= 0) return std::vector<std::string>();  // `bytes` is not set
+  if (items <= 0) return std::vector<std::string>();  // TensorFlow does not set `bytes` then
   const size_t n = static_cast<size_t>(items);
   std::vector<char*> texts(n);
   std::vector<size_t> lengths(n);

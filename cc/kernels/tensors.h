@@ -1,7 +1,7 @@
-// The border between TensorFlow's C API and the core: owners for its handles, typed views of a
-// kernel's inputs and outputs, and the one place where a Status becomes a TensorFlow error.
+// The interface between TensorFlow's C API and the core: owners of TensorFlow's handles, typed
+// views of a kernel's inputs and outputs, and the conversion of a Status to a TensorFlow error.
 //
-// Kernels see TensorFlow through this header only.
+// Kernels use TensorFlow only through this header.
 #ifndef TFSPS_KERNELS_TENSORS_H_
 #define TFSPS_KERNELS_TENSORS_H_
 
@@ -28,10 +28,10 @@ struct TensorDeleter {
   void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
 };
 
-// Writes `status` into TensorFlow's.
+// Converts a Status to a TensorFlow status.
 void ToTensorFlow(const Status& status, TF_Status* out);
 
-// A tensor that shares its buffer with TensorFlow's. Input buffers are not to be written to.
+// A tensor that shares its buffer with TensorFlow. The buffer of an input must not be written.
 class Tensor {
  public:
   Tensor() = default;
@@ -46,26 +46,27 @@ class Tensor {
   T* data() const {
     return static_cast<T*>(TF_TensorData(tensor_.get()));
   }
-  // Element 0 of a string tensor; valid as long as the tensor.
+  // Returns element 0 of a string tensor, which is valid as long as the tensor.
   std::string_view string() const;
 
  private:
   std::unique_ptr<TF_Tensor, TensorDeleter> tensor_;
 };
 
-// "[2,3]", for messages.
+// Returns a shape for messages, such as "[2,3]".
 std::string ShapeString(const std::vector<int64_t>& shape);
 
-// What a kernel may ask for while it runs. Inputs and outputs count through all lists in the order
-// of the op's definition.
+// The inputs and outputs of a running kernel. Indices count through all lists in the order of the
+// op's definition.
 class KernelContext {
  public:
   explicit KernelContext(TF_OpKernelContext* raw) : raw_(raw) {}
 
   Result<Tensor> Input(int index) const;
-  // The same, refusing any other rank; `name` is for the message.
+  // Returns an input of this rank. InvalidArgument, with `name` in the message: it has another
+  // rank.
   Result<Tensor> Input(int index, int rank, const char* name) const;
-  // A vector of keys, no more of them than an int32 position can tell apart.
+  // Returns an input that is a vector of keys. InvalidArgument: an int32 cannot number its keys.
   Result<Tensor> Keys(int index) const;
   template <typename T>
   Result<T> Scalar(int index, const char* name) const {
@@ -86,10 +87,10 @@ class KernelContext {
     return Status();
   }
   Status OutputScalar(int index, int64_t value) const;
-  // Output `output`, of the input's type: in the input's buffer if nobody else has it, else in one
-  // of its own.
+  // Allocates output `output` with the input's type. Reuses the input's buffer if no other tensor
+  // shares it.
   Result<Tensor> InputAsOutput(int input, int output, const std::vector<int64_t>& shape) const;
-  // Output `output` is input `input`, uncopied.
+  // Sets output `output` to input `input` without a copy.
   Status Forward(int input, int output) const;
 
   void Fail(const Status& status) const;
@@ -105,13 +106,13 @@ class KernelContext {
   TF_OpKernelContext* raw_;
 };
 
-// The attributes of the node a kernel is made for.
+// The attributes of the op for which a kernel is constructed.
 class Attributes {
  public:
   explicit Attributes(TF_OpKernelConstruction* raw) : raw_(raw) {}
 
   Result<int64_t> Int64(const char* name) const;
-  // InvalidArgument, naming the attribute, for numbers beyond an int's.
+  // InvalidArgument, naming the attribute: the number does not fit into an int.
   Result<int> Int(const char* name) const;
   Result<bool> Bool(const char* name) const;
   Result<std::string> String(const char* name) const;

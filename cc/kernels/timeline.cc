@@ -1,4 +1,4 @@
-// TspsMark and TspsTimeline, and what they use.
+// Timeline, and its ops TspsMark and TspsTimeline.
 #include "kernels/timeline.h"
 
 #include <algorithm>
@@ -10,19 +10,19 @@
 namespace tsps {
 namespace {
 
-// Intervals that are kept to be compared with what ends later: work spans a collective or two.
+// The number of intervals that later ones are compared with: work overlaps one or two collectives.
 constexpr size_t kRecent = 8;
 
-// Names of collectives between nodes have this in them.
+// Returns whether a collective is between nodes, which its name shows.
 bool IsBetweenNodes(const std::string& name) { return name.find(".nodes") != std::string::npos; }
 
-uint64_t Common(const Timeline::Interval& a, const std::vector<Timeline::Interval>& others) {
-  uint64_t common = 0;
-  for (const Timeline::Interval& b : others) {
+uint64_t Overlap(const Timeline::Interval& a, const std::vector<Timeline::Interval>& intervals) {
+  uint64_t overlap = 0;
+  for (const Timeline::Interval& b : intervals) {
     const uint64_t begin = std::max(a.begin_ns, b.begin_ns), end = std::min(a.end_ns, b.end_ns);
-    common += end > begin ? end - begin : 0;
+    overlap += end > begin ? end - begin : 0;
   }
-  return common;
+  return overlap;
 }
 
 void Remember(std::vector<Timeline::Interval>* recent, const Timeline::Interval& interval) {
@@ -30,7 +30,7 @@ void Remember(std::vector<Timeline::Interval>* recent, const Timeline::Interval&
   recent->push_back(interval);
 }
 
-// A JSON list, which grows.
+// Builds a JSON list of spans.
 class JsonSpans {
  public:
   void Add(const std::string& name, uint64_t begin_ns, uint64_t end_ns) {
@@ -84,7 +84,7 @@ void Timeline::Record(const Name& name, Interval interval) {
 void Timeline::AddWork(const char* name, Interval work, bool of_ring) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (of_ring) {
-    counters_.overlapped_ns += Common(work, sent_);
+    counters_.overlapped_ns += Overlap(work, sent_);
     Remember(&worked_, work);
   }
   Record(name, work);
@@ -103,7 +103,7 @@ void Timeline::EndCollective(const std::string& name) {
   begun_.erase(begun);
   if (IsBetweenNodes(name)) {
     counters_.sending_ns += sent.end_ns - sent.begin_ns;
-    counters_.overlapped_ns += Common(sent, worked_);
+    counters_.overlapped_ns += Overlap(sent, worked_);
     Remember(&sent_, sent);
   }
   Record(name, sent);
@@ -152,7 +152,7 @@ class TimelineKernel {
     return Status();
   }
 
-  // Outputs: what was recorded, as text in JSON; nothing when it starts.
+  // Outputs: the recorded spans as JSON text; an empty text for "start".
   Status Compute(const KernelContext& context) {
     std::string text;
     if (action_ == "start") {

@@ -1,8 +1,8 @@
-// Timeline: what this process's kernels and collectives did, and when.
+// Timeline: the spans of time in which kernels and collectives of this process ran.
 //
-// Always on are two counters: how long gradients were on their way between nodes, and how much of
-// that this rank was inside merging, packing or reducing others, waits for the ranks of its node
-// included. While recording, every span is kept.
+// Two counters are always on: the time for which gradients were in flight between nodes, and the
+// part of it in which this rank merged, packed or reduced other gradients, including waits for the
+// ranks of its node. While the timeline records, it keeps every span.
 #ifndef TFSPS_KERNELS_TIMELINE_H_
 #define TFSPS_KERNELS_TIMELINE_H_
 
@@ -19,29 +19,30 @@ namespace tsps {
 class Timeline {
  public:
   struct Interval {
-    uint64_t begin_ns, end_ns;  // of the monotonic clock
+    uint64_t begin_ns, end_ns;  // on the monotonic clock
   };
-  static constexpr size_t kMostSpans = 1 << 16;  // more are not recorded
+  static constexpr size_t kMostSpans = 1 << 16;  // further spans are not recorded
 
-  // Never destroyed: TensorFlow's threads may run kernels at exit.
+  // Returns the timeline, which is never destroyed, because TensorFlow's threads may run kernels at
+  // exit.
   static Timeline& Get();
 
-  // Drops what has been recorded, and records from now on.
+  // Drops all recorded spans, and starts to record.
   void Start();
-  // Stops, and returns a JSON list of [name, begin, end], times in nanoseconds.
+  // Stops, and returns a JSON list of [name, begin, end], with times in nanoseconds.
   std::string Stop();
-  // Collectives that have begun and not ended, likewise; their end is now.
+  // Returns such a list of the collectives that have begun and not ended. Their end is now.
   std::string InFlight();
 
-  // A kernel's work.
+  // Records a kernel's work.
   void AddWork(const char* name, Interval work, bool of_ring);
-  // A collective: handed over, and done.
+  // Record the begin and the end of a collective.
   void BeginCollective(const std::string& name);
   void EndCollective(const std::string& name);
 
   struct Counters {
-    uint64_t sending_ns = 0;     // collectives between nodes
-    uint64_t overlapped_ns = 0;  // with work of the ring
+    uint64_t sending_ns = 0;     // the time of collectives between nodes
+    uint64_t overlapped_ns = 0;  // the part of it during work of the ring
   };
   Counters counters();
 
@@ -57,11 +58,11 @@ class Timeline {
   bool recording_ = false;
   std::vector<Span> spans_;
   std::map<std::string, uint64_t> begun_;  // collectives in flight
-  std::vector<Interval> sent_, worked_;    // the latest, to be compared with each other
+  std::vector<Interval> sent_, worked_;    // the latest intervals, to find overlaps
   Counters counters_;
 };
 
-// Work of the enclosing block.
+// Records the enclosing block as work.
 class WorkSpan {
  public:
   explicit WorkSpan(const char* name, bool of_ring = false);

@@ -1,5 +1,5 @@
-// TspsWaitStep: asynchronous, because a wait that holds one of TensorFlow's threads can starve the
-// op that would end it (always, with one inter-op thread).
+// TspsWaitStep: waits until a step is published. It is asynchronous, because a wait that blocks one
+// of TensorFlow's threads can starve the op that would end it (always with one inter-op thread).
 #include <algorithm>
 
 #include "kernels/async_kernel.h"
@@ -19,7 +19,7 @@ class WaitStepKernel {
   }
 
  private:
-  // Either calls `done` some time, or returns an error.
+  // Returns an error, or calls `done` now or later.
   static Status Start(const KernelContext& context, const Done& done) {
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
     TSPS_ASSIGN_OR_RETURN(const int64_t step, context.Scalar<int64_t>(1, "step"));
@@ -38,8 +38,7 @@ class WaitStepKernel {
       done(Status());
       return Status();
     }
-    // Infinity is a fine way to say "as long as the leader lives"; nanoseconds of it would
-    // overflow.
+    // Infinity means "as long as the leader lives", but its nanoseconds would overflow.
     const double timeout = std::min(static_cast<double>(timeout_s), 1e9);
     Waiters::Get().Run([owner, step, timeout, finish, done] {
       done(finish(

@@ -12,7 +12,7 @@ Waiters& Waiters::Get() {
 
 void Waiters::Run(std::function<void()> wait) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // A new thread first: when there can be none, the wait is not left behind.
+  // Starts the thread first, so that the wait is not left in the queue if no thread can start.
   if (idle_ <= pending_.size()) std::thread([this] { Work(); }).detach();
   pending_.push_back(std::move(wait));
   wake_.notify_one();
@@ -48,12 +48,13 @@ void RunHere(const Done& done, const std::function<Status(const ReportDone&)>& b
   bool reported = false;
   const ReportDone report = [&reported, &done] {
     reported = true;
-    // Elsewhere: TensorFlow goes on with the graph from there, and here locks may be held.
-    const Status handed = NoThrow([&] {
+    // On another thread, because TensorFlow continues the graph in the callback, and the body may
+    // have locks.
+    const Status started = NoThrow([&] {
       Waiters::Get().Run([done] { done(Status()); });
       return Status();
     });
-    if (!handed.ok()) done(Status());
+    if (!started.ok()) done(Status());
   };
   const Status status = NoThrow([&] { return body(report); });
   if (!reported) done(status);

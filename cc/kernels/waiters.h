@@ -12,11 +12,12 @@
 
 namespace tsps {
 
-// Threads that wait in place of TensorFlow's: as many as waits are pending at once, a few in
-// practice. They stay for the next wait.
+// Threads that wait instead of TensorFlow's threads. There are as many as waits were pending at
+// once, a few in practice. Idle threads stay for the next wait.
 class Waiters {
  public:
-  // Never destroyed: CloseAll ends the waits at exit, the threads end with the process.
+  // Returns the threads, which are never destroyed: GroupRegistry::CloseAll ends the waits at exit,
+  // and the threads end with the process.
   static Waiters& Get();
 
   void Run(std::function<void()> wait);
@@ -30,14 +31,15 @@ class Waiters {
   size_t idle_ = 0;
 };
 
-// Runs `body` on one of them and reports how it ended.
+// Runs `body` on one of the threads, and calls `done` with its result.
 void RunOnWaiter(const Done& done, std::function<Status()> body);
 
-// The same for a body that can be done, for TensorFlow, before it ends. It calls what it is given
-// when its outputs are set; from then on it must not fail, nor use the kernel or its context.
+// Does the same for a body whose op can be done before the body returns. The body calls its
+// ReportDone when all outputs are set. After that it must not fail, nor use the kernel or its
+// context.
 using ReportDone = std::function<void()>;
 void RunOnWaiter(const Done& done, std::function<Status(const ReportDone&)> body);
-// The same in the calling thread, for a body that works and waits for nobody.
+// Runs such a body in the calling thread. It must not wait for other ranks.
 void RunHere(const Done& done, const std::function<Status(const ReportDone&)>& body);
 
 }  // namespace tsps

@@ -1,4 +1,5 @@
-// TspsPack and TspsUnpackMerge: sparse gradients to and from the bytes that travel (core/wire.h).
+// TspsPack and TspsUnpackMerge: they convert sparse gradients to and from the wire format
+// (core/wire/wire.h).
 #include "core/wire/wire.h"
 
 #include <string>

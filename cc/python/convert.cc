@@ -46,7 +46,7 @@ const char* CodeName(Code code) {
 void Throw(const Status& status) {
   const py::object type =
       py::module_::import("tf_sparse_ps.errors").attr("BY_CODE")[CodeName(status.code())];
-  // Paths, and names in damaged files, may be no UTF-8.
+  // Paths, and names in damaged files, may not be UTF-8.
   const std::string& text = status.message();
   const auto message = py::reinterpret_steal<py::str>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
@@ -153,7 +153,7 @@ py::dtype DtypeOf(PlaneType type) {
     case PlaneType::kInt64:
       return py::dtype("int64");
   }
-  Throw(Error(Code::kInternal, "unknown type of a plane: ", static_cast<uint32_t>(type)));
+  Throw(Error(Code::kInternal, "plane type ", static_cast<uint32_t>(type), " is unknown"));
 }
 
 }  // namespace
@@ -161,22 +161,22 @@ py::dtype DtypeOf(PlaneType type) {
 py::list ToPython(const std::vector<MetadataPlane>& metadata) {
   py::list result;
   for (const MetadataPlane& plane : metadata) {
-    py::dict one;
-    one["name"] = plane.name;
-    one["type"] = PlaneTypeName(plane.type);
-    one["elements"] = plane.elements;
-    one["initial"] = plane.initial;
-    result.append(std::move(one));
+    py::dict item;
+    item["name"] = plane.name;
+    item["type"] = PlaneTypeName(plane.type);
+    item["elements"] = plane.elements;
+    item["initial"] = plane.initial;
+    result.append(std::move(item));
   }
   return result;
 }
 
 std::vector<MetadataPlane> MetadataFromPython(const py::list& metadata) {
   std::vector<MetadataPlane> result;
-  for (const py::handle& one : metadata) {
-    result.push_back({one["name"].cast<std::string>(),
-                      ValueOrThrow(PlaneTypeFromName(one["type"].cast<std::string>())),
-                      one["elements"].cast<uint32_t>(), one["initial"].cast<uint64_t>()});
+  for (const py::handle& item : metadata) {
+    result.push_back({item["name"].cast<std::string>(),
+                      ValueOrThrow(PlaneTypeFromName(item["type"].cast<std::string>())),
+                      item["elements"].cast<uint32_t>(), item["initial"].cast<uint64_t>()});
   }
   return result;
 }
@@ -188,8 +188,8 @@ py::array NewMetadata(const MetadataPlane& plane, size_t n) {
 void CheckMetadata(const MetadataArrays& arrays, const std::vector<MetadataPlane>& planes, size_t n,
                    const std::string& whose) {
   for (const auto& [name, array] : arrays) {
-    const auto is_it = [&](const MetadataPlane& plane) { return plane.name == name; };
-    const auto plane = std::find_if(planes.begin(), planes.end(), is_it);
+    const auto has_name = [&](const MetadataPlane& plane) { return plane.name == name; };
+    const auto plane = std::find_if(planes.begin(), planes.end(), has_name);
     if (plane == planes.end()) {
       Throw(Error(Code::kInvalidArgument, whose, " has no metadata plane '", name, "'"));
     }
@@ -199,9 +199,10 @@ void CheckMetadata(const MetadataArrays& arrays, const std::vector<MetadataPlane
         (array.flags() & py::array::c_style) != 0) {
       continue;
     }
-    Throw(Error(Code::kInvalidArgument, "metadata plane '", name, "' of ", whose, " takes ",
-                py::str(py::handle(dtype)).cast<std::string>(), "[", n, ", ", plane->elements,
-                "], contiguous. Received: ", py::str(py::handle(array.dtype())).cast<std::string>(),
+    Throw(Error(Code::kInvalidArgument, "metadata plane '", name, "' of ", whose,
+                " must be a contiguous array of ", py::str(py::handle(dtype)).cast<std::string>(),
+                "[", n, ", ", plane->elements,
+                "]. Received: ", py::str(py::handle(array.dtype())).cast<std::string>(),
                 py::str(py::object(array.attr("shape"))).cast<std::string>()));
   }
 }

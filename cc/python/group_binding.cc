@@ -1,3 +1,4 @@
+// The classes Group and Scan of tf_sparse_ps._table.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -13,14 +14,16 @@ namespace tsps {
 
 namespace {
 
-// Without opening the group, which another build may have made.
+// Returns whether a group has a writer. Does not open the group, which another build may have
+// created.
 bool HasWriter(const std::string& path) {
   auto probe = LockProbe::Open(path + "/writer.lock");
   if (!probe.ok() && probe.status().code() == Code::kNotFound) return false;
   return ValueOrThrow(std::move(probe))->Held();
 }
 
-// Of all tables of a group that nobody needs any more, and that may be damaged.
+// Removes the rows on disk of all tables of a group that is not needed any more. The group may be
+// damaged.
 void RemoveRowsOnDisk(const std::string& path) {
   for (const std::string& table : EntriesOf(path)) RemoveStorage(path + "/" + table);
 }
@@ -60,13 +63,11 @@ void BindGroup(py::module_& module) {
           py::arg("path"), py::arg("threads") = 0)
       .def("open_writer", &PyGroup::OpenWriter)
       .def("close_writer", &PyGroup::CloseWriter)
-      .def("is_writer", &PyGroup::IsWriter)
       .def("in_place", &PyGroup::InPlace)
       .def("info", &PyGroup::Info)
       .def("counters", &PyGroup::Counters)
       .def("life", &PyGroup::Life)
       .def("step", &PyGroup::Step)
-      .def("wait_for_step", &PyGroup::WaitForStep, py::arg("step"), py::arg("timeout_s"))
       .def("find_table", &PyGroup::FindTable, py::arg("name"))
       .def("tables", &PyGroup::Tables)
       .def("forget_table", &PyGroup::ForgetTable, py::arg("name"))

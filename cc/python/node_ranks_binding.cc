@@ -1,3 +1,4 @@
+// The class NodeRanks of tf_sparse_ps._table: the ranks of a node, and what they are doing.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -16,7 +17,8 @@ void BindNodeRanks(py::module_& module) {
       .def_readonly("step", &RankState::step)
       .def_readonly("alive", &RankState::alive)
       .def_readonly("left", &RankState::left)
-      .def_property_readonly("failure", [](const RankState& state) {  // may be cut in a character
+      .def_property_readonly("failure", [](const RankState& state) {
+        // The text may end inside of a character.
         return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
             state.failure.data(), static_cast<Py_ssize_t>(state.failure.size()), "replace"));
       });

@@ -1,3 +1,4 @@
+// The classes ParameterFileReader and ParameterFileWriter of tf_sparse_ps._table.
 #include <pybind11/stl.h>
 
 #include <memory>
@@ -38,8 +39,8 @@ class PyParameterFileReader {
   py::dict Info() const { return ToPython(reader_->info()); }
   size_t Blocks() const { return reader_->n_blocks(); }
 
-  // (keys, rows, slots, {metadata plane: values}), rows as floats; with no slots, no metadata
-  // either.
+  // Returns (keys, rows as floats, slots, {metadata plane: values}). Without `with_slots`, slots
+  // and metadata are empty.
   py::tuple ReadBlock(size_t block, bool with_slots) const {
     if (block >= reader_->n_blocks()) {
       Throw(Error(Code::kInvalidArgument, "block must be below ", reader_->n_blocks(),
@@ -79,7 +80,7 @@ class PyParameterFileReader {
 
 class PyParameterFileWriter {
  public:
-  // Without n_rows the rows are counted.
+  // Creates the file. Without n_rows the writer counts the rows.
   PyParameterFileWriter(const std::string& path, int64_t dim, std::optional<uint64_t> n_rows,
                         int64_t key_limit, uint64_t step, const std::string& optimizer,
                         const std::vector<float>& slot_init, const py::dict& initializer,
@@ -135,27 +136,30 @@ class PyParameterFileWriter {
     ThrowIfError(WithoutGil([&] { return writer.Append(key_data, data.data(), n); }));
   }
 
-  // The next rows of a scan, about at_most of them; returns how many there were, 0 at the end. They
-  // do not come through Python: its lock is free meanwhile.
+  // Appends the next rows of a scan, about at_most of them. Returns their number, 0 at the end.
+  // Runs without the GIL.
   size_t AppendScan(PyScan& scan, size_t at_most) {
     ParameterFileWriter& writer = Open();
-    const std::vector<Plane> own = PlanesOf(info_);
+    const std::vector<Plane> file_planes = PlanesOf(info_);
     const std::vector<size_t> wanted = scan.Wanted();
     const std::vector<Plane>& planes = scan.Planes().planes;
-    bool same = own.size() == wanted.size();
-    for (size_t i = 0; same && i < own.size(); ++i) {
-      const Plane& other = planes[wanted[i]];
-      same = own[i].type == other.type && own[i].row_bytes == other.row_bytes;
+    bool same = file_planes.size() == wanted.size();
+    for (size_t i = 0; same && i < file_planes.size(); ++i) {
+      const Plane& plane = planes[wanted[i]];
+      same = file_planes[i].type == plane.type && file_planes[i].row_bytes == plane.row_bytes;
     }
-    if (!same) Throw(Error(Code::kInvalidArgument, "the scan has other planes than the file"));
-    constexpr size_t kRows = 1024;  // they stay in a cache until they are records
+    if (!same) {
+      Throw(Error(Code::kInvalidArgument,
+                  "the scan has other planes than the file. No row was appended"));
+    }
+    constexpr size_t kRows = 1024;  // few enough to stay in a cache until they are written
     return ValueOrThrow(WithoutGil([&]() -> Result<size_t> {
       std::vector<int64_t> keys(kRows);
-      std::vector<std::vector<char>> values(own.size());
-      std::vector<const void*> from(own.size());
+      std::vector<std::vector<char>> values(file_planes.size());
+      std::vector<const void*> from(file_planes.size());
       char* to[kMaxPlanes] = {};
-      for (size_t i = 0; i < own.size(); ++i) {
-        values[i].resize(kRows * own[i].row_bytes);
+      for (size_t i = 0; i < file_planes.size(); ++i) {
+        values[i].resize(kRows * file_planes[i].row_bytes);
         from[i] = to[wanted[i]] = values[i].data();
       }
       size_t done = 0;
@@ -169,14 +173,14 @@ class PyParameterFileWriter {
     }));
   }
 
-  // Returns the file's checksums: of its bytes, and of its blocks'.
+  // Completes the file. Returns the checksum of its bytes, and that of its blocks' checksums.
   py::tuple Finish() {
     ParameterFileWriter& writer = Open();
     ThrowIfError(WithoutGil([&] { return writer.Finish(); }));
     return py::make_tuple(writer.checksums().file, writer.checksums().blocks);
   }
 
-  // Gives up what is not finished, and the path.
+  // Discards an unfinished file, and releases the path.
   void Close() { writer_.reset(); }
 
  private:

@@ -1,4 +1,4 @@
-// PyGroup: a Group, and in one process its writer, for Python.
+// PyGroup and PyScan: a Group with its writer, and scans of its tables, for Python.
 #ifndef TFSPS_PYTHON_PY_GROUP_H_
 #define TFSPS_PYTHON_PY_GROUP_H_
 
@@ -23,42 +23,47 @@ namespace tsps {
 using PyUpdate =
     std::tuple<int, KeyArray, FloatArray, std::optional<CountArray>, std::vector<float>>;
 
-// One table as of one committed state; scans of several may share it. Not thread-safe, nor are
-// those that share one.
+// A scan of one table as of one committed state. Scans of several tables may share a state. Scans
+// that share one must not be used by several threads at once.
 class PyScan {
  public:
   PyScan(std::shared_ptr<Group> group, int table, bool with_slots)
       : group_(std::move(group)), table_(table), with_slots_(with_slots) {}
 
-  // `since`: a change generation; of rows alone that were written then or later.
+  // Begins the scan. With `since`, a change generation, only rows that were written then or later
+  // are returned.
   Status Begin(std::shared_ptr<Scan> scan, std::optional<uint32_t> since);
   uint64_t Step() const { return Open().step(); }
   uint64_t Rows() const { return Open().RowsOf(table_); }
   py::dict Optimizer() const { return ToPython(Open().Planes(table_).optimizer); }
   py::tuple TrainedBy() const { return ToPython(Open().TrainedBy(table_)); }
-  // The next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]], {name:
-  // metadata [m, elements]}). m is 0 at the end.
+  // Returns the next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]],
+  // {name: metadata [m, elements]}). m is 0 at the end.
   py::tuple Next(size_t n);
-  // The planes that come, by their places in the list: those of a parameter file, in its order.
+  // Returns the planes that the scan reads, as positions in the table's list: the planes of a
+  // parameter file, in its order.
   std::vector<size_t> Wanted() const;
   const PlaneList& Planes() const { return Open().Planes(table_); }
-  // The next rows, at most n, as they are stored; planes by their places in the list.
+  // Reads the next rows, at most n, as they are stored. `planes` has an address for each plane of
+  // the table's list, or null. Returns the number of rows.
   Result<size_t> NextStored(size_t n, int64_t* keys, char* const* planes);
-  // The keys that were erased since, int64[m], or None: it is not known what changed, and all rows
-  // come.
+  // Returns the keys that were erased since then, int64[m]. None: the changes are not known, and
+  // the scan returns all rows.
   py::object Erased() const;
-  // Of the rows, and of the erased keys, only those come that a hash gives to one of several nodes.
-  // Before the first of them.
+  // Restricts rows and erased keys to those that a hash assigns to one of several nodes. Call it
+  // before the first row is read.
   void TakeShard(uint32_t node, uint32_t nodes);
   void Close() { scan_.reset(); }
 
  private:
   Scan& Open() const {
-    if (scan_ == nullptr) Throw(Error(Code::kFailedPrecondition, "this scan is closed"));
+    if (scan_ == nullptr) {
+      Throw(Error(Code::kFailedPrecondition, "this scan is closed. Begin another one"));
+    }
     return *scan_;
   }
   bool IsOfShard(int64_t key) const { return nodes_ == 0 || OwnerOf(key, nodes_) == node_; }
-  // Leaves out rows of other shards; returns how many are left.
+  // Removes rows of other shards. Returns how many rows are left.
   size_t KeepShard(size_t n, int64_t* keys, char* const* planes) const;
 
   const std::shared_ptr<Group> group_;
@@ -71,8 +76,7 @@ class PyScan {
   std::shared_ptr<Scan> scan_;
 };
 
-// A group and, in one process, its writer. Thread-safe: reads go to the Group, writes are
-// serialised here.
+// A group and, in one process, its writer. Thread-safe: a mutex serializes the writes.
 class PyGroup {
  public:
   PyGroup(std::shared_ptr<Group> group, int threads)
@@ -91,20 +95,12 @@ class PyGroup {
     const std::lock_guard<std::mutex> lock(mutex_);
     writer_.reset();
   }
-  bool IsWriter() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return writer_ != nullptr;
-  }
-
-  // Whether the directory still is this group's.
+  // Returns whether the directory still contains this group.
   bool InPlace() const { return group_->CheckInPlace().ok(); }
   py::dict Info() const;
   py::dict Counters() const;
   uint64_t Life() const { return group_->draw().life; }
   uint64_t Step() const { return group_->step(); }
-  void WaitForStep(uint64_t step, double timeout_s) const {
-    ThrowIfError(WithoutGil([&] { return group_->WaitForStep(step, timeout_s, nullptr); }));
-  }
 
   int FindTable(const std::string& name) { return ValueOrThrow(group_->FindTable(name)); }
   std::vector<int> Tables() { return ValueOrThrow(group_->Tables()); }
@@ -126,23 +122,24 @@ class PyGroup {
 
   FloatArray Lookup(int table, const KeyArray& keys);
 
-  // Rows of several tables, all of one step: (step, [float[n, dim] per part]).
+  // Looks up rows of several tables, all of one step. Returns (step, [float[n, dim] per part]).
   py::tuple LookupTables(const std::vector<std::pair<int, KeyArray>>& parts);
-  // (found bool[n], rows float[n, dim], [slot float[n, SlotWidth]]); what is absent is zero.
+  // Returns (found bool[n], rows float[n, dim], [slot float[n, SlotWidth]]). Absent rows are zeros.
   py::tuple Entries(int table, const KeyArray& keys, bool with_slots);
-  // {plane: [n, elements]} of all metadata planes; what is absent is zero.
+  // Returns the values of all metadata planes, {plane: [n, elements]}. Absent rows are zeros.
   py::dict Metadata(int table, const KeyArray& keys);
 
+  // Returns all keys of a table.
   KeyArray Keys(int table);
 
-  // `limit`: bytes of images at most; 0: the usual.
-  // Of several tables, all as of one state; since[i], if any, is of tables[i].
+  // Begins scans of several tables, all of one state. since[i], if given, is for tables[i]. `limit`
+  // is the largest number of bytes of images that the scan keeps; 0: the default.
   std::vector<std::unique_ptr<PyScan>> BeginScans(
       const std::vector<int>& tables, bool with_slots, uint64_t limit,
       const std::vector<std::optional<uint32_t>>& since);
 
   uint32_t MarkChanges();
-  // (everything, written int64[n], erased int64[m]).
+  // Returns (everything, written int64[n], erased int64[m]).
   py::tuple ChangedSince(int table, uint32_t generation);
 
   void ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates);
@@ -154,13 +151,13 @@ class PyGroup {
   void SetStep(uint64_t step) {
     ThrowIfError(Write([&](GroupWriter& writer) { return writer.SetStep(step); }));
   }
-  // Raises DamagedFileError, saying what is damaged.
+  // Checks a table. Raises DamagedFileError, which describes the damage.
   void Verify(int table) {
     ThrowIfError(WithoutGil([&] { return group_->Verify(table); }));
   }
 
  private:
-  // Throws when there is no such table, or not any more.
+  // Returns the configuration of a table. Raises NotFoundError: the group has no such table.
   std::shared_ptr<const TableConfig> Config(int table) {
     return ValueOrThrow(WithoutGil([&] { return group_->Config(table); }));
   }
@@ -182,7 +179,7 @@ class PyGroup {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (writer_ == nullptr) {
         return Error(Code::kFailedPrecondition, group_->path(),
-                     " is open for reading; open it with mode \"r+\"");
+                     " is open for reading only. Nothing was written. Open it with mode \"r+\"");
       }
       return body(*writer_);
     });
@@ -191,7 +188,7 @@ class PyGroup {
   const std::shared_ptr<Group> group_;
   const std::unique_ptr<EigenExecutor> executor_;
   std::mutex mutex_;
-  std::unique_ptr<GroupWriter> writer_;  // after group_: destroyed first
+  std::unique_ptr<GroupWriter> writer_;  // destroyed before group_
 };
 
 }  // namespace tsps

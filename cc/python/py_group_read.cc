@@ -1,3 +1,4 @@
+// The methods of PyGroup that read.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -12,14 +13,14 @@
 namespace tsps {
 namespace {
 
-// And change generations.
+// The options of a scan that reads only keys and change generations.
 Scan::Options KeysAlone() {
   Scan::Options options;
   options.embedding = options.slots_and_metadata = false;
   return options;
 }
 
-// Keys that are not in memory.
+// The keys that have no row in memory, and their positions.
 struct Absent {
   Absent(const int64_t* all, const std::vector<uint32_t>& rows) {
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -192,13 +193,13 @@ py::tuple PyGroup::Entries(int table, const KeyArray& keys, bool with_slots) {
   };
   const auto other_optimizer = [&] {
     return Error(Code::kUnavailable, "table ", config->name, " of ", group_->path(),
-                 " got another optimizer while it was read");
+                 " got another optimizer during the read. Read it again");
   };
   char* planes[kMaxPlanes] = {row_data};
   for (size_t slot = 0; slot < slot_data.size(); ++slot) {
     planes[1 + slot] = reinterpret_cast<char*>(slot_data[slot]);
   }
-  // Of keys that are not in memory.
+  // Reads the rows of keys that are not in memory.
   const auto read_records = [&](auto& source, const PlaneList* list) -> Status {
     if (!config->storage.tiered() || list == nullptr) return Status();
     const Absent absent(key_data, numbers);

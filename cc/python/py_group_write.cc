@@ -1,3 +1,4 @@
+// The methods of PyGroup that write.
 #include "core/gradients/merge.h"
 #include "python/py_group.h"
 
@@ -5,7 +6,7 @@ namespace tsps {
 
 namespace {
 
-// One update with its pointers taken out, so that it can be used without the GIL.
+// An update as plain pointers, which can be used without the GIL.
 struct UpdateView {
   int table;
   std::shared_ptr<const TableConfig> config;
@@ -16,23 +17,26 @@ struct UpdateView {
   const std::vector<float>* hyper;
 };
 
-// Reduces the gradients of equal keys. `keys` and `gradients` of `update` then point into `merged`.
+// The buffers of a merged update.
 struct MergedUpdate {
   MergedGradients merged;
   std::vector<float> gradients;
 };
 
+// Merges the gradients of equal keys. `keys` and `gradients` of `update` point into `merged` then.
 Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
              TableUpdate* update) {
-  // Without counts the rows come from one rank: a repeated key's gradients are added up, not
+  // Without counts, the rows are from one rank: the gradients of a repeated key are added, not
   // averaged.
   const Reduction reduction = view.counts == nullptr ? Reduction::kLocal : Reduction::kFrequency;
-  // Before merging: a NaN would hide which of the caller's rows it came in.
+  // Checked before the merge, after which the position of a NaN among the caller's rows is lost.
   const auto dim = static_cast<size_t>(view.config->dim);
   const int64_t bad = FirstNonFiniteRow(view.gradients, view.n, dim, executor);
   if (bad >= 0) {
-    return Error(Code::kInvalidArgument, "gradient row ", bad, ", of key ", view.keys[bad],
-                 ", is not finite; no part of the step is applied");
+    return Error(
+        Code::kInvalidArgument, "gradient row ", bad, ", of key ", view.keys[bad],
+        ", is not finite. No part of the step was applied. Check the loss and the learning "
+        "rate");
   }
   const std::vector<GradientSet> sets = {{view.keys, view.counts, view.gradients, view.n}};
   TSPS_RETURN_IF_ERROR(MergeKeys(sets, reduction, &merged->merged));
@@ -88,7 +92,8 @@ void PyGroup::ApplyStep(uint64_t step, const std::vector<PyUpdate>& updates) {
     const size_t n = KeyCount(keys);
     CheckRows(gradients, n, config->dim, "gradients");
     if (counts.has_value() && (counts->ndim() != 1 || static_cast<size_t>(counts->shape(0)) != n)) {
-      Throw(Error(Code::kInvalidArgument, "counts must have the shape [", n, "]"));
+      Throw(Error(Code::kInvalidArgument, "counts must have the shape [", n,
+                  "]. Received: ", counts->ndim(), " dimensions, ", counts->size(), " elements"));
     }
     views.push_back({table, std::move(config), keys.data(), gradients.data(),
                      counts.has_value() ? counts->data() : nullptr, n, &hyper});
@@ -110,7 +115,7 @@ void PyGroup::Assign(int table, const KeyArray& keys, const FloatArray& rows,
   const size_t n = KeyCount(keys);
   const auto dim = static_cast<size_t>(config->dim);
   CheckRows(rows, n, config->dim, "rows");
-  // The writer compares the planes with those that the table has when it writes.
+  // The planes may change before the write; the writer compares them again.
   const StoredRows stored = ValueOrThrow(StoredRows::Of(*config, keys.data(), rows.data(), n));
   std::vector<PlaneValues> planes = {
       {PlaneRole::kEmbedding, "embedding", dim * ElementBytes(config->row_type), stored.data()}};

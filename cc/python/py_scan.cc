@@ -1,3 +1,4 @@
+// PyScan, and PyGroup::BeginScans.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -33,11 +34,11 @@ std::vector<size_t> PyScan::Wanted() const {
 
 Result<size_t> PyScan::NextStored(size_t n, int64_t* keys, char* const* planes) {
   while (true) {
-    TSPS_ASSIGN_OR_RETURN(const size_t found,
+    TSPS_ASSIGN_OR_RETURN(const size_t read,
                           since_.has_value() ? Open().NextChanged(table_, *since_, n, keys, planes)
                                              : Open().Next(table_, n, keys, planes));
-    if (found == 0 || nodes_ == 0) return found;
-    if (const size_t kept = KeepShard(found, keys, planes); kept > 0) return kept;
+    if (read == 0 || nodes_ == 0) return read;
+    if (const size_t kept = KeepShard(read, keys, planes); kept > 0) return kept;
   }
 }
 
@@ -98,10 +99,10 @@ py::tuple PyScan::Next(size_t n) {
       continue;
     }
     const MetadataPlane& plane = declared[p - list.first_metadata()];
-    py::array one = NewMetadata(plane, m);
+    py::array array = NewMetadata(plane, m);
     std::copy_n(values[p].data(), m * list.planes[p].row_bytes,
-                static_cast<char*>(one.mutable_data()));
-    metadata[py::str(plane.name)] = std::move(one);
+                static_cast<char*>(array.mutable_data()));
+    metadata[py::str(plane.name)] = std::move(array);
   }
   const Plane& embedding = list.embedding();
   const auto dim = static_cast<int64_t>(embedding.row_bytes / ElementBytes(embedding.type));
@@ -113,7 +114,9 @@ std::vector<std::unique_ptr<PyScan>> PyGroup::BeginScans(
     const std::vector<int>& tables, bool with_slots, uint64_t limit,
     const std::vector<std::optional<uint32_t>>& since) {
   if (since.size() != tables.size() || tables.empty()) {
-    Throw(Error(Code::kInvalidArgument, "a scan needs tables, and a mark or None for each"));
+    Throw(Error(Code::kInvalidArgument,
+                "a scan needs one or more tables, and a generation or None for each. Received: ",
+                tables.size(), " tables, ", since.size(), " generations"));
   }
   std::vector<std::unique_ptr<PyScan>> scans;
   ThrowIfError(WithoutGil([&]() -> Status {

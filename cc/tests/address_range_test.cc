@@ -25,7 +25,8 @@ TEST(AddressRange, TheFirstFilesMayFillTheFileSystem) {
 TEST(AddressRange, IsWholePagesAndNoMoreThanTheFileCanHave) {
   EXPECT_EQ(AddressRange(1000, 0, kTiB, kFresh), 4096u);
   EXPECT_EQ(AddressRange(4097, 4096, kTiB, kFresh), 8192u);
-  EXPECT_EQ(AddressRange(4096, 10000, kTiB, kFresh), 12288u) << "a file that is there is mapped";
+  EXPECT_EQ(AddressRange(4096, 10000, kTiB, kFresh), 12288u)
+      << "an existing file is mapped as a whole";
 }
 
 TEST(AddressRange, ASmallTmpfsMayBecomeLarger) {
@@ -49,8 +50,9 @@ TEST(AddressRange, ALimitOfTheProcessIsShared) {
   EXPECT_EQ(AddressRange(UINT64_MAX, 4096, kTiB, {64 * kGiB, 9 * kGiB}), kGiB);
 }
 
-// Tables without a limit, with Adam: rows, two slots, segments, directory, free list. Twice each,
-// as a process has them that trains by the op library and looks by `Table.open`.
+// The smallest range that the rows of a table get. The tables have no limit and use Adam; their
+// files are rows, two slots, segments, directory and free list. Each table is mapped twice, as in a
+// process that trains with the op library and reads with `Table.open`.
 uint64_t SmallestRangeOfRows(int tables, uint64_t capacity) {
   AddressSpace space = kFresh;
   uint64_t smallest = UINT64_MAX;
@@ -73,7 +75,8 @@ TEST(AddressRange, HundredsOfTablesFindRoomOnAnyFileSystem) {
   }
 }
 
-// ThreadSanitizer maps nearly all of the address space itself: no more can be counted, or limited.
+// ThreadSanitizer itself maps nearly all of the address space, so that mappings can be neither
+// counted nor limited.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kOwnAddressSpace = false;
 #else
@@ -106,7 +109,7 @@ TEST(AddressRange, AMappingShowsNoMoreOfAFileThanItReaches) {
   EXPECT_EQ((*reader)->size(), 65536u);
 }
 
-// What is mapped while this lives gets 64 to 70 MiB if it can use them.
+// While such an object exists, new mappings get 64 to 70 MiB if they can use them.
 class ScarceAddressSpace {
  public:
   ScarceAddressSpace() {
@@ -131,7 +134,7 @@ class OutgrownRange : public GroupTest {
   }
   void ReopenInScarceAddressSpace() {
     writer_.reset();
-    group_.reset();  // else what it gives back would not be scarce
+    group_.reset();  // before the limit is set: it gives back address space
     ScarceAddressSpace scarce;
     Reopen();
   }
@@ -186,14 +189,14 @@ TEST_F(OutgrownRange, IsAnErrorOfTheReaderForThatTableOnly) {
     ScarceAddressSpace scarce;
     reader = Group::Open(dir_ / "g");
     ASSERT_TRUE(reader.ok()) << reader.status().message();
-    for (const int table : {0, 1}) ASSERT_TSPS_OK(FindOne(**reader, table));  // maps it
+    for (const int table : {0, 1}) ASSERT_TSPS_OK(FindOne(**reader, table));  // maps the table
   }
   for (int64_t rows = 0; rows < 4096; rows += 1024) ASSERT_TSPS_OK(Add(0, rows));
   ASSERT_TSPS_OK(FindOne(**reader, 0));
   for (int64_t rows = 4096; rows < 6144; rows += 1024) ASSERT_TSPS_OK(Add(0, rows));
   ExpectOutgrown(FindOne(**reader, 0), "/wide/plane.embedding.1");
   ExpectOutgrown((*reader)->Read([](const ReadView& view) {
-    VisitRows(view, 0, [](int64_t, uint32_t) { ADD_FAILURE() << "shows half of a table"; });
+    VisitRows(view, 0, [](int64_t, uint32_t) { ADD_FAILURE() << "a part of a table is shown"; });
     return Status();
   }),
                  "/wide/plane.embedding.1");
@@ -211,21 +214,21 @@ TEST_F(OutgrownRange, IsAnErrorOfTheReaderForThatTableOnly) {
 }
 
 TEST_F(OutgrownRange, OfTheUndoLogIsNotTakenForDamage) {
-  auto written = UndoLog::Create(dir_ / "log");
-  ASSERT_TRUE(written.ok()) << written.status().message();
-  Result<std::unique_ptr<UndoLog>> read = Status(Code::kInternal, "");
+  auto written_log = UndoLog::Create(dir_ / "log");
+  ASSERT_TRUE(written_log.ok()) << written_log.status().message();
+  Result<std::unique_ptr<UndoLog>> read_log = Status(Code::kInternal, "");
   {
     ScarceAddressSpace scarce;
-    read = UndoLog::Open(dir_ / "log");
+    read_log = UndoLog::Open(dir_ / "log");
   }
-  ASSERT_TRUE(read.ok()) << read.status().message();
+  ASSERT_TRUE(read_log.ok()) << read_log.status().message();
   const size_t bytes = UndoInsertsBytes(10 << 20);
-  ASSERT_TSPS_OK((*written)->file().Reserve(UndoLog::SizeFor(bytes)));
-  (*written)->Start();
-  (*written)->Append(UndoKind::kInserts, 0, 10 << 20, bytes);
-  (*written)->Seal(1);
-  const Status status = (*read)->ForEach(1, [](const UndoRecordHeader&, const char*) {
-    ADD_FAILURE() << "a record";
+  ASSERT_TSPS_OK((*written_log)->file().Reserve(UndoLog::SizeFor(bytes)));
+  (*written_log)->Start();
+  (*written_log)->Append(UndoKind::kInserts, 0, 10 << 20, bytes);
+  (*written_log)->Seal(1);
+  const Status status = (*read_log)->ForEach(1, [](const UndoRecordHeader&, const char*) {
+    ADD_FAILURE() << "a record is read";
     return Status();
   });
   EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.message();

@@ -12,9 +12,9 @@ constexpr size_t kRows = 100;
 class AnnouncedRowsTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto made = AnnouncedRows::Create(dir_ / ".", kRows);
-    ASSERT_TRUE(made.ok()) << made.status().message();
-    rows_ = std::move(*made);
+    auto rows = AnnouncedRows::Create(dir_ / ".", kRows);
+    ASSERT_TRUE(rows.ok()) << rows.status().message();
+    rows_ = std::move(*rows);
   }
   TempDir dir_;
   std::unique_ptr<AnnouncedRows> rows_;
@@ -25,7 +25,7 @@ TEST_F(AnnouncedRowsTest, ARowIsNeededUntilItsStep) {
   for (const uint64_t step : {0ull, 1ull, 65534ull, 65535ull, 65536ull, 1ull << 40}) {
     EXPECT_FALSE(rows_->IsNeeded(row, step));
     rows_->Announce(row, step, 3);
-    rows_->Announce(row, step, 2);  // it is needed for longer already
+    rows_->Announce(row, step, 2);  // changes nothing: the row is needed for longer already
     for (uint64_t past = 0; past < 3; ++past) EXPECT_TRUE(rows_->IsNeeded(row, step + past));
     EXPECT_FALSE(rows_->IsNeeded(row, step + 3));
     EXPECT_FALSE(rows_->IsNeeded(row, step + 5000));
@@ -34,9 +34,9 @@ TEST_F(AnnouncedRowsTest, ARowIsNeededUntilItsStep) {
 }
 
 TEST_F(AnnouncedRowsTest, OtherProcessesSeeIt) {
-  auto other = AnnouncedRows::Open(dir_ / ".", kRows);
-  ASSERT_TRUE(other.ok()) << other.status().message();
-  (*other)->Announce(5, 10, 4);
+  auto other_mapping = AnnouncedRows::Open(dir_ / ".", kRows);
+  ASSERT_TRUE(other_mapping.ok()) << other_mapping.status().message();
+  (*other_mapping)->Announce(5, 10, 4);
   EXPECT_TRUE(rows_->IsNeeded(5, 13));
 }
 

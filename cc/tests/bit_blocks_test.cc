@@ -24,7 +24,7 @@ std::vector<uint64_t> Read(const uint8_t* code, size_t n) {
   return numbers;
 }
 
-std::vector<uint64_t> OfWidth(size_t n, int width, std::mt19937_64* random) {
+std::vector<uint64_t> NumbersOfWidth(size_t n, int width, std::mt19937_64* random) {
   std::vector<uint64_t> numbers(n);
   for (uint64_t& x : numbers) x = width == 0 ? 0 : (*random)() >> (64 - width);
   if (n > 0 && width > 0) numbers[n / 2] |= uint64_t{1} << (width - 1);
@@ -45,7 +45,7 @@ TEST(BitBlocks, GiveBackNumbersOfEveryWidthAndLength) {
   std::mt19937_64 random(1);
   for (int width = 0; width <= 64; ++width) {
     for (size_t n : {1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 255, 256, 300}) {
-      const std::vector<uint64_t> numbers = OfWidth(n, width, &random);
+      const std::vector<uint64_t> numbers = NumbersOfWidth(n, width, &random);
       const std::vector<uint8_t> code = Written(numbers);
       ASSERT_EQ(Read(code.data(), n), numbers) << width << ' ' << n;
       const Result<size_t> bytes = BitBlocksBytes(code.data(), code.size(), n, width);
@@ -59,7 +59,7 @@ TEST(BitBlocks, FollowWhatIsThereAndHaveEachAWidth) {
   std::mt19937_64 random(2);
   std::vector<uint64_t> numbers;
   for (int width : {0, 64, 1, 33, 0, 57}) {
-    const std::vector<uint64_t> block = OfWidth(kBitBlock, width, &random);
+    const std::vector<uint64_t> block = NumbersOfWidth(kBitBlock, width, &random);
     numbers.insert(numbers.end(), block.begin(), block.end());
   }
   std::vector<uint8_t> code = {7, 7, 7};
@@ -71,7 +71,7 @@ TEST(BitBlocks, FollowWhatIsThereAndHaveEachAWidth) {
 
 TEST(BitBlocks, AreRefusedWhenCutOffOrTooWide) {
   std::mt19937_64 random(3);
-  const std::vector<uint8_t> code = Written(OfWidth(200, 17, &random));
+  const std::vector<uint8_t> code = Written(NumbersOfWidth(200, 17, &random));
   for (size_t available = 0; available < code.size(); ++available) {
     const std::vector<uint8_t> cut(code.begin(), code.begin() + static_cast<long>(available));
     EXPECT_EQ(BitBlocksBytes(cut.data(), available, 200, 64).status().code(), Code::kDataLoss);

@@ -1,6 +1,7 @@
-// The rules of order that whoever moves rows between host and device keeps (slot_directory.h):
-// random interleavings of everything that a step does, and of reading ahead, end with what training
-// without a cache gives. Of each rule a control leaves it out, and must be wrong.
+// The rules of order for moving rows between host and device (slot_directory.h). Random
+// interleavings of the events of steps, and of reading ahead, keep the rules, and must end with the
+// rows that training without a cache gives. One control for each rule breaks the rule, and must end
+// with wrong rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,15 +15,15 @@
 namespace tsps {
 namespace {
 
-// A row: what was done to it, in this order.
+// A row, as the list of the steps that updated it.
 using Row = std::vector<int>;
 
 struct Rules {
   bool train_before_gather = true;    // a victim's row is read after its last update
-  bool commit_before_scatter = true;  // and before its slot is written, which is after Commit
-  bool landed_before_commit = true;   // the host has what the step leaves there, before Commit
-  bool match_is_obeyed = true;        // rows that were written since are read again
-  bool commit_before_find = true;     // steps are made one after another
+  bool commit_before_scatter = true;  // a slot is written after Commit
+  bool landed_before_commit = true;   // the host has the step's rows before Commit
+  bool match_is_obeyed = true;  // rows that were written since they were read ahead are read again
+  bool commit_before_find = true;  // a step finds its keys after the Commit of the step before
 };
 
 enum Event {
@@ -62,21 +63,21 @@ class Interleaving {
     }
   }
 
-  // Whether it ends like training without a cache.
-  bool Right() {
-    std::vector<std::pair<Event, int>> left;
+  // Runs all events. Returns whether the rows are those of training without a cache.
+  bool RowsAreRight() {
+    std::vector<std::pair<Event, int>> remaining;
     for (int m = 0; m < kBatches; ++m) {
-      for (int e = 0; e < kEvents; ++e) left.emplace_back(static_cast<Event>(e), m);
+      for (int e = 0; e < kEvents; ++e) remaining.emplace_back(static_cast<Event>(e), m);
     }
-    while (!left.empty()) {
+    while (!remaining.empty()) {
       std::vector<size_t> ready;
-      for (size_t i = 0; i < left.size(); ++i) {
-        if (MayCome(left[i].first, left[i].second)) ready.push_back(i);
+      for (size_t i = 0; i < remaining.size(); ++i) {
+        if (IsReady(remaining[i].first, remaining[i].second)) ready.push_back(i);
       }
       if (ready.empty()) return false;
       const size_t i = ready[random_() % ready.size()];
-      const auto [event, m] = left[i];
-      left.erase(left.begin() + static_cast<std::ptrdiff_t>(i));
+      const auto [event, m] = remaining[i];
+      remaining.erase(remaining.begin() + static_cast<std::ptrdiff_t>(i));
       Do(event, m);
       steps_[static_cast<size_t>(m)].done[event] = true;
     }
@@ -111,7 +112,7 @@ class Interleaving {
     SlotDirectory::Options options;
     options.slots = 7;
     options.policy = policy;
-    options.memory = 0.7;  // much comes and goes
+    options.memory = 0.7;  // rows enter and leave often
     return options;
   }
 
@@ -119,9 +120,9 @@ class Interleaving {
     return m < 0 || steps_[static_cast<size_t>(m)].done[event];
   }
 
-  bool MayCome(Event event, int m) const {
+  bool IsReady(Event event, int m) const {
     switch (event) {
-      case kStage:  // beside training, some batches ahead
+      case kStage:  // during training, some batches ahead
         return Done(kStage, m - 1) && Done(kMatch, m - 1 - ahead_);
       case kReadAhead:
         return Done(kStage, m);
@@ -132,7 +133,7 @@ class Interleaving {
         return Done(kMatch, m) && (!rules_.commit_before_find || Done(kCommit, m - 1));
       case kRead:
         return Done(kFind, m);
-      case kForward:  // the device does one after another
+      case kForward:  // the device runs one step after another
         return Done(kRead, m) && Done(kTrain, m - 1);
       case kPlan:
         return Done(kFind, m) && Done(kCommit, m - 1);
@@ -183,8 +184,8 @@ class Interleaving {
         break;
       case kForward:
         for (size_t i = 0; i < n; ++i) {
-          const bool here = step.slots[i] != SlotDirectory::kNoSlot;
-          step.forward.push_back(here ? device_[step.slots[i]] : step.from_host[i]);
+          const bool on_device = step.slots[i] != SlotDirectory::kNoSlot;
+          step.forward.push_back(on_device ? device_[step.slots[i]] : step.from_host[i]);
         }
         break;
       case kPlan:
@@ -231,19 +232,21 @@ class Interleaving {
   std::vector<Step> steps_;
 };
 
-int Wrong(const Rules& rules, int trials) {
+int CountWrong(const Rules& rules, int trials) {
   int wrong = 0;
   for (int seed = 0; seed < trials; ++seed) {
     const auto policy =
         seed % 2 == 0 ? SlotDirectory::Policy::kAdmission : SlotDirectory::Policy::kLru;
-    wrong += !Interleaving(static_cast<uint32_t>(seed), policy, rules).Right();
+    wrong += !Interleaving(static_cast<uint32_t>(seed), policy, rules).RowsAreRight();
   }
   return wrong;
 }
 
 constexpr int kTrials = 1500;
 
-TEST(CacheOrder, EveryInterleavingThatKeepsTheRulesIsRight) { EXPECT_EQ(Wrong({}, kTrials), 0); }
+TEST(CacheOrder, EveryInterleavingThatKeepsTheRulesIsRight) {
+  EXPECT_EQ(CountWrong({}, kTrials), 0);
+}
 
 struct Control {
   const char* name;
@@ -263,7 +266,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(CacheOrderControl, WithoutTheRuleManyAreWrong) {
   Rules rules;
   rules.*GetParam().rule = false;
-  const int wrong = Wrong(rules, kTrials);
+  const int wrong = CountWrong(rules, kTrials);
   RecordProperty("wrong", wrong);
   EXPECT_GT(wrong, kTrials / 4);
 }

@@ -1,8 +1,9 @@
-// A writer is killed at named points of its mutations, and its successor at named points of the
-// recovery. Afterwards a reader (which cannot roll back) and a writer (which can) must both see the
-// group as of a whole mutation: the last reported one or the one in progress.
+// Crash consistency of a group. A writer is killed at named points of its mutations, and the next
+// writer at named points of the recovery. After each kill a reader (which cannot roll back) and a
+// writer (which can) must both see the state after a whole mutation: the last committed one or the
+// one in progress.
 //
-// The expected states come from the same sequence of mutations in a group that nobody kills.
+// The expected states come from the same sequence of mutations by a writer that is not killed.
 #include <signal.h>
 #include <unistd.h>
 
@@ -34,7 +35,7 @@ class CrashTest : public ::testing::Test {
     ASSERT_TSPS_OK(SetUpGroup(**writer));
   }
 
-  // Carries the sequence on from wherever the group is.
+  // Opens the group as its writer and makes the rest of the sequence.
   void Work() const {
     auto group = Group::Open(Path());
     if (!group.ok()) _exit(10);
@@ -45,7 +46,7 @@ class CrashTest : public ::testing::Test {
     }
   }
 
-  // What the group must be, given how many mutations are committed.
+  // Expects the state after the number of mutations that the group has committed.
   void ExpectWhole(const std::string& when) {
     auto group = Group::Open(Path());
     ASSERT_TRUE(group.ok()) << when << ": " << group.status().message();
@@ -77,13 +78,14 @@ TEST_P(KillPointTest, EveryKillLeavesAWholeMutation) {
   MakeGroup();
   int kills = 0;
   long n = 1;
-  // The same group is killed again and again, later and later, until a child gets through.
+  // One writer of the group after another is killed, each later than the one before, until one
+  // finishes the sequence.
   while (KilledAt(GetParam(), n, [&] { Work(); })) {
     ++kills;
     const std::string when = std::string(GetParam()) + ":" + std::to_string(n);
     ExpectWhole(when + ", seen by a reader");
     if (HasFatalFailure()) return;
-    // Recovery itself is killed, too, wherever it has something to do.
+    // The recovery is killed as well, if it passes the point.
     for (const char* point :
          {"recovery.row", "recovery.insert", "recovery.segment", "publish.record"}) {
       if (KilledAt(point, 1 + kills % 5, [&] {
@@ -107,7 +109,7 @@ TEST_P(KillPointTest, EveryKillLeavesAWholeMutation) {
   ExpectWhole("at the end");
   auto group = Group::Open(Path());
   EXPECT_EQ(MutationsDone(**group) - first_, static_cast<uint64_t>(kMutations));
-  EXPECT_GE(kills, 2) << "the point is hardly ever passed";
+  EXPECT_GE(kills, 2) << "the writer passes the point too rarely";
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, KillPointTest,
@@ -140,8 +142,8 @@ TEST_F(CrashTest, AKilledTableCreationLeavesNoTable) {
   EXPECT_EQ(CountTables(**Group::Open(Path())), 3u);
 }
 
-// The table is there, whole, or it is not; the others are whole in any case, and so is the table
-// that gets its place.
+// After a kill the removed table is either complete or absent. In both cases the other tables are
+// complete, and so is the table that takes its place.
 TEST_F(CrashTest, AKilledRemovalLeavesTheOthersWhole) {
   const std::vector<int64_t> keys = {1, 2, 3, 5, 8};
   const std::vector<float> rows(keys.size() * 5, 0.25f);
@@ -169,7 +171,7 @@ TEST_F(CrashTest, AKilledRemovalLeavesTheOthersWhole) {
       dir_.Clear();
       MakeGroup();
       Image before;
-      int going = 0;
+      int removed_table = 0;
       {
         auto group = Group::Open(Path());
         auto writer = (*group)->OpenWriter();
@@ -177,27 +179,28 @@ TEST_F(CrashTest, AKilledRemovalLeavesTheOthersWhole) {
         ASSERT_TSPS_OK(add(**writer, "going"));
         for (int i = 0; i < 3; ++i) ASSERT_TSPS_OK(Mutate(**group, **writer, i));
         before = ReadImage(**group);
-        going = *(*group)->FindTable("going");
+        removed_table = *(*group)->FindTable("going");
       }
       const std::string when = std::string(point) + ":" + std::to_string(n);
       const bool killed = KilledAt(point, n, remove);
       kills += killed;
-      const auto expect_whole = [&](Group& group, const std::string& by) {
+      const auto expect_whole = [&](Group& group, const std::string& observer) {
         Image image = ReadImage(group);
-        const bool there = group.FindTable("going").ok();
-        const auto coming = group.FindTable("coming");
-        EXPECT_TRUE(!coming.ok() || *coming == going + kMaxTables) << when << by;
+        const bool present = group.FindTable("going").ok();
+        const auto added_table = group.FindTable("coming");
+        EXPECT_TRUE(!added_table.ok() || *added_table == removed_table + kMaxTables)
+            << when << observer;
         image.tables.resize(before.tables.size());
-        if (!there) image.tables[PlaceOf(going)] = before.tables[PlaceOf(going)];
-        EXPECT_TRUE(image == before) << when << by;
+        if (!present) image.tables[PlaceOf(removed_table)] = before.tables[PlaceOf(removed_table)];
+        EXPECT_TRUE(image == before) << when << observer;
       };
       {
         auto reader = Group::Open(Path());
         ASSERT_TRUE(reader.ok()) << when << ": " << reader.status().message();
         expect_whole(**reader, ", seen by a reader");
       }
-      // Whoever takes over may be killed, too.
-      const bool twice = KilledAt("remove.file", 1 + kills % 3, remove);
+      // The next writer may be killed as well.
+      const bool killed_again = KilledAt("remove.file", 1 + kills % 3, remove);
       auto group = Group::Open(Path());
       ASSERT_TRUE(group.ok()) << when << ": " << group.status().message();
       auto writer = (*group)->OpenWriter();
@@ -206,7 +209,7 @@ TEST_F(CrashTest, AKilledRemovalLeavesTheOthersWhole) {
       expect_whole(**group, ", seen by the next writer");
       EXPECT_EQ(std::filesystem::exists(Path() + "/going"), (*group)->FindTable("going").ok())
           << when;
-      EXPECT_TRUE(twice || (*group)->FindTable("coming").ok()) << when;
+      EXPECT_TRUE(killed_again || (*group)->FindTable("coming").ok()) << when;
       ASSERT_TSPS_OK(Mutate(**group, **writer, 3));
       ASSERT_TSPS_OK((*writer)->Verify());
       if (!killed) break;
@@ -248,8 +251,8 @@ TEST_F(CrashTest, AKilledReplacementOfAnOptimizerLeavesNoSlotsBehind) {
   }
 }
 
-// A reader that looks past a dead writer's mutation uses the undo log that the next writer
-// overwrites.
+// A reader that undoes a dead writer's mutation in its view reads the undo log, which the next
+// writer overwrites. The reader must notice that, and read again.
 TEST_F(CrashTest, AReaderBehindADeadWriterOutlivesTheNextOne) {
   for (const long n : {3000, 6000, 9000}) {
     dir_.Clear();
@@ -277,20 +280,20 @@ TEST_F(CrashTest, AReaderBehindADeadWriterOutlivesTheNextOne) {
   }
 }
 
-// The harness must be able to fail: without undoing, kills in the middle of an update are visible.
+// The control of these tests: without the undo log, kills in the middle of an update are visible.
 TEST_F(CrashTest, WithoutTheUndoLogTheHarnessFindsTornRows) {
   setenv("TFSPS_FAULT_OFF", "undo", 1);
   MakeGroup();
   int torn = 0;
   for (long n = 30; n < 20000 && torn == 0; n += n / 2) {
     if (!KilledAt("apply.row", n, [&] { Work(); })) break;
-    const bool found = !KilledAt("none", 1, [&] {
+    const bool whole = !KilledAt("none", 1, [&] {
       auto group = Group::Open(Path());
       auto writer = (*group)->OpenWriter();
       const uint64_t done = MutationsDone(**group) - first_;
       if (!(ReadImage(**group) == expected_[done])) kill(getpid(), SIGKILL);
     });
-    torn += !found;
+    torn += !whole;
   }
   unsetenv("TFSPS_FAULT_OFF");
   EXPECT_GT(torn, 0);

@@ -39,7 +39,8 @@ TEST(Crc32, ContinuesFromAnyCutAndJoinsAtIt) {
   }
 }
 
-// Of what a machine takes only one of: each beside the definition, at lengths of whole buffers.
+// Compares every path with the definition, at lengths of whole buffers. A machine normally uses
+// only one of the paths.
 template <uint32_t kReversed>
 void ExpectAllPathsAgree() {
   using Remainder = ReflectedCrc<kReversed>;
@@ -66,7 +67,7 @@ TEST(ReflectedCrc, AllPathsMatchTheDefinition) {
   ExpectAllPathsAgree<0x82F63B78>();
 }
 
-// Zero bytes in two steps, or in one, of more than are in any memory.
+// Shifts by more zero bytes than any memory has, in one step and in two.
 TEST(ReflectedCrc, ShiftsAdd) {
   using Remainder = ReflectedCrc<kPolynomial>;
   const uint64_t far = uint64_t{1} << 40;

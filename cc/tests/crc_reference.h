@@ -1,4 +1,4 @@
-// Checksums from their definition, for tests.
+// Checksums that are computed from their definition, for tests.
 #ifndef TFSPS_TESTS_CRC_REFERENCE_H_
 #define TFSPS_TESTS_CRC_REFERENCE_H_
 
@@ -9,7 +9,7 @@
 
 namespace tsps {
 
-// One bit at a time; of a polynomial with its bits reversed.
+// The checksum of n bytes, computed bit by bit. `polynomial` has its bits reversed.
 inline uint32_t CrcReference(uint32_t polynomial, const unsigned char* data, size_t n) {
   uint32_t crc = 0xFFFFFFFF;
   for (size_t i = 0; i < n; ++i) {

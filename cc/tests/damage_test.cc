@@ -1,5 +1,5 @@
-// Numbers in a group's files that cannot be: errors that say so, never a wild access, and nothing
-// written on the way. tests/mutate does the same at random.
+// Impossible numbers in a group's files. They must be refused with an error, before any access out
+// of bounds and before anything is written. tests/mutate damages files at random.
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -25,7 +25,7 @@ namespace {
 
 class DamageTest : public GroupTest {
  protected:
-  // A table with slots, returned rows and an index of several segments; the group is closed.
+  // A table with slots, free rows and an index of several segments.
   void SetUp() override {
     GroupTest::SetUp();
     AddTable("t", 4, OptimizerKind::kAdagrad);
@@ -41,7 +41,8 @@ class DamageTest : public GroupTest {
     writer_.reset();
     group_.reset();
   }
-  // As a writer leaves it that was killed before it published its last mutation.
+  // Closes the group, and leaves it as if the writer had been killed before it published its last
+  // mutation.
   void CloseUnpublished() {
     Close();
     Set<uint64_t>("group", kLiveOffset, Get<uint64_t>("group", kLiveOffset) - 1);
@@ -54,12 +55,12 @@ class DamageTest : public GroupTest {
   void Set(const std::string& file, size_t offset, T value) const {
     SetValueAt(dir_ / ("g/" + file), offset, value);
   }
-  // Of the table in the committed record.
+  // The offset of the table's state in the committed record.
   size_t TableOffset() const {
     const uint64_t epoch = Get<uint64_t>("group", kLiveOffset) / 2;
     return kRecordOffset + (epoch & 1) * kRecordBytes + offsetof(CommitRecord, tables);
   }
-  // Where the first entry with a key lies in the segments.
+  // The offset of the first entry with a key in the file of segments.
   size_t FirstKey() const {
     size_t at = offsetof(Segment, entries);
     while (Get<uint32_t>("t/segments", at + 8) == 0 ||
@@ -76,12 +77,13 @@ class DamageTest : public GroupTest {
     }
     return bytes.str();
   }
-  // Sets a value that the next writer and, if `reader`, readers must refuse; puts it back.
+  // Sets a value that the next writer and, if `reader`, readers must refuse. Then restores the old
+  // value.
   template <typename T>
   void ExpectRefused(const std::string& file, size_t offset, T value, bool reader = true) const {
     const T old = Get<T>(file, offset);
     Set(file, offset, value);
-    const std::string what = file + " at " + std::to_string(offset);
+    const std::string where = file + " at " + std::to_string(offset);
     const std::string before = Bytes();
     auto group = Group::Open(dir_ / "g");
     if (reader || !group.ok()) {
@@ -89,13 +91,13 @@ class DamageTest : public GroupTest {
       if (group.ok()) {
         status = (*group)->Verify(0);
       }
-      EXPECT_EQ(status.code(), Code::kDataLoss) << what << ": " << status.message();
+      EXPECT_EQ(status.code(), Code::kDataLoss) << where << ": " << status.message();
     }
     if (group.ok()) {
       const Status status = (*group)->OpenWriter().status();
-      EXPECT_EQ(status.code(), Code::kDataLoss) << what << ": " << status.message();
+      EXPECT_EQ(status.code(), Code::kDataLoss) << where << ": " << status.message();
     }
-    EXPECT_EQ(Bytes(), before) << what;
+    EXPECT_EQ(Bytes(), before) << where;
     Set(file, offset, old);
   }
   void ExpectSound() {
@@ -137,7 +139,7 @@ TEST_F(DamageTest, AnUndoLogOfAnEraseThatCannotBeIsRefusedAndNothingIsUndone) {
 TEST_F(DamageTest, AnUndoLogOfASplitThatCannotBeIsRefusedAndNothingIsUndone) {
   const Image before = ReadImage(*group_);
   const uint64_t splits = group_->counters().growth_splits.load();
-  // A step that splits and is refused then: the split is the last mutation.
+  // The step splits segments and is then refused, so that the split is the last mutation.
   std::filesystem::create_hard_link(dir_ / "g/t/plane.embedding.1", dir_ / "rows");
   std::filesystem::remove(dir_ / "g/t/plane.embedding.1");
   EXPECT_EQ(Step(0, Keys(10000, 200000), 1.0f).code(), Code::kDataLoss);
@@ -168,7 +170,7 @@ TEST_F(DamageTest, NoByteOfAnUndoLogMayBeAnother) {
     for (size_t at = 0; at < bytes; at += erase ? 7 : 499) {
       if (at >= bytes - 64) break;  // the end of the last record may be padding
       const auto old = Get<uint8_t>("undo", kFirstRecord + at);
-      if (old == 0 && at % 64 >= 32) continue;  // as may be the end of a part
+      if (old == 0 && at % 64 >= 32) continue;  // the end of a part may be padding, too
       ExpectRefused("undo", kFirstRecord + at, uint8_t(old ^ 0x10));
     }
     ExpectSound();
@@ -180,8 +182,8 @@ TEST_F(DamageTest, ADirectoryAndHeadsOfSegmentsThatCannotBeAreRefused) {
   const auto depth = Get<uint32_t>("group", TableOffset() + offsetof(TableState, depth));
   ASSERT_GE(depth, 2u);
   const size_t first = sizeof(uint32_t) << depth;
-  const uint32_t other = Get<uint32_t>("t/directory", first + (first / 2));
-  for (const uint32_t number : {other, 64u, 0x80000000u, 0xFFFFFFFFu}) {
+  const uint32_t other_segment = Get<uint32_t>("t/directory", first + (first / 2));
+  for (const uint32_t number : {other_segment, 64u, 0x80000000u, 0xFFFFFFFFu}) {
     ExpectRefused("t/directory", first, number);
   }
   const size_t local_depth = offsetof(Segment, local_depth);
@@ -240,10 +242,10 @@ TEST_F(DamageTest, AListOfPlanesThatCannotBeIsRefused) {
                           offsetof(PlaneListFile, planes), sizeof(list) - 4}) {
     ExpectRefused("t/planes.2", at, uint8_t(Get<uint8_t>("t/planes.2", at) ^ 1));
   }
-  // With a checksum that is right: what no table of this kind has.
-  const auto whole = Get<PlaneListFile>("t/planes.2", 0);
+  // Lists with a valid checksum that no table of this kind can have.
+  const auto original = Get<PlaneListFile>("t/planes.2", 0);
   const auto expect_refused = [&](const auto& change) {
-    list = whole;
+    list = original;
     change();
     list.crc = HeaderCrc(list);
     ExpectRefused("t/planes.2", 0, list);
@@ -258,7 +260,7 @@ TEST_F(DamageTest, AListOfPlanesThatCannotBeIsRefused) {
   ExpectSound();
 }
 
-// Inserts run from entry to entry until one is free: with a wrong count they would for ever.
+// An insert searches for a free entry. In a segment with a wrong count it might search for ever.
 TEST_F(DamageTest, SegmentsThatCountWrongAreRefusedBeforeAnythingIsPutIn) {
   Close();
   for (const uint32_t used : {0u, 1u, Get<uint32_t>("t/segments", 0) - 1}) {
@@ -268,13 +270,13 @@ TEST_F(DamageTest, SegmentsThatCountWrongAreRefusedBeforeAnythingIsPutIn) {
     ASSERT_TRUE(group.ok()) << group.status().message();
     EXPECT_EQ((*group)->Verify(0).code(), Code::kDataLoss);
     auto writer = (*group)->OpenWriter();
-    if (writer.ok()) {  // the sum of all segments is as good as it can be
+    if (writer.ok()) {  // OpenWriter does not notice every wrong count
       group_ = *group;
       writer_ = std::move(*writer);
       const std::string before = Bytes();
-      const Status grown = Step(0, Keys(20000, 3000), 1.0f);
-      EXPECT_EQ(grown.code(), Code::kDataLoss) << grown.message();
-      EXPECT_NE(grown.message().find("counts"), std::string::npos) << grown.message();
+      const Status refused = Step(0, Keys(20000, 3000), 1.0f);
+      EXPECT_EQ(refused.code(), Code::kDataLoss) << refused.message();
+      EXPECT_NE(refused.message().find("counts"), std::string::npos) << refused.message();
       EXPECT_EQ(Bytes(), before);
       EXPECT_EQ(writer_->Erase(0, Keys(20, 9000).data(), 9000).status().code(), Code::kDataLoss);
       Close();
@@ -293,8 +295,8 @@ TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
     Set("t/segments", at + 8, wrong);
     Reopen();
     const Status read = group_->Read([&](const ReadView& view) {
-      const char* found = nullptr;
-      view.Find(0, &key, 1, &found);
+      const char* row_data = nullptr;
+      view.Find(0, &key, 1, &row_data);
       return Status();
     });
     const Status listed = group_->Read([&](const ReadView& view) {
@@ -309,14 +311,14 @@ TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
     }
     Close();
   }
-  // Another key's row: two keys of one step then have one.
-  const auto other = Get<int64_t>("t/segments", at + sizeof(Entry));
-  const auto others = Get<uint32_t>("t/segments", at + sizeof(Entry) + 8);
-  if (others != 0 && others != kTombstone) {
-    Set("t/segments", at + 8, others);
+  // The key gets the row of another key, so that two keys of one step have the same row.
+  const auto other_key = Get<int64_t>("t/segments", at + sizeof(Entry));
+  const auto other_row = Get<uint32_t>("t/segments", at + sizeof(Entry) + 8);
+  if (other_row != 0 && other_row != kTombstone) {
+    Set("t/segments", at + 8, other_row);
     Reopen();
-    const Status both = Step(0, {key, other}, 1.0f);
-    EXPECT_EQ(both.code(), Code::kDataLoss) << both.message();
+    const Status refused = Step(0, {key, other_key}, 1.0f);
+    EXPECT_EQ(refused.code(), Code::kDataLoss) << refused.message();
     EXPECT_EQ(writer_->Verify().code(), Code::kDataLoss);
     Close();
   }
@@ -324,7 +326,8 @@ TEST_F(DamageTest, AKeyThatIsLedAstrayIsAnErrorOfWhoeverAsksForIt) {
   ExpectSound();
 }
 
-// A split sends keys where their hashes lead: a wrong key must not get a place of its own by it.
+// A split moves each key to the segment of its hash, where a wrong key would look right. It must be
+// found before that.
 TEST_F(DamageTest, AWrongKeyIsFoundBeforeASplitHidesIt) {
   Close();
   const size_t at = FirstKey();
@@ -340,7 +343,7 @@ TEST_F(DamageTest, AWrongKeyIsFoundBeforeASplitHidesIt) {
 
 #ifdef TFSPS_FAULT_POINTS
 
-// The control of tests/mutate.
+// The control of tests/mutate: without the checks, the group opens with an impossible number.
 TEST_F(DamageTest, WithTheChecksOffANumberThatCannotBeGetsThrough) {
   Close();
   const uint32_t row = Get<uint32_t>("t/free", 0);

@@ -1,5 +1,5 @@
-// Scans and erases of tables that are damaged, and scans that cannot announce themselves: errors
-// that say so, at once.
+// Scans and erases of damaged tables, and scans that cannot announce themselves. They must fail at
+// once, with an error that names the cause.
 #include <cstddef>
 #include <filesystem>
 #include <string>
@@ -28,7 +28,7 @@ class DamagedScanTest : public GroupTest {
     for (int64_t i = 0; i < kKeys; ++i) keys[static_cast<size_t>(i)] = i;
     ASSERT_TSPS_OK(Step(0, keys, 1.0f));
   }
-  // The row of a key in this table: its keys were added in this order.
+  // The row number of a key. Rows were added in the order of their keys.
   static uint32_t RowOf(int64_t key) { return static_cast<uint32_t>(key); }
   Status CountRows(uint64_t* rows) {
     *rows = 0;
@@ -46,7 +46,7 @@ class DamagedScanTest : public GroupTest {
 TEST_F(DamagedScanTest, ATableThatIsLongerThanItsFilesIsAnErrorAtOnce) {
   auto reader = Group::Open(dir_ / "g");
   ASSERT_TRUE(reader.ok()) << reader.status().message();
-  ReadImage(**reader);  // maps it
+  ReadImage(**reader);  // maps the table
   const std::string path = dir_ / "g/group";
   const auto sequence = ValueAt<uint64_t>(path, kLiveOffset);
   const size_t record = kRecordOffset + (sequence / 2 & 1) * kRecordBytes;
@@ -102,7 +102,7 @@ TEST_F(DamagedScanTest, PlanesThatWereNotAskedForAreRefused) {
 }
 
 TEST_F(DamagedScanTest, AScanThatCannotAnnounceItselfSaysWhyWhenTheGroupChanges) {
-  // Every place's lock is a directory: none can be opened.
+  // The lock of every place is a directory, so that no lock can be opened.
   for (size_t place = 0; place < kMaxScans; ++place) {
     const std::string lock = dir_ / ("g/.scan-" + std::to_string(place));
     std::filesystem::remove(lock);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMost = 10'000;
 
-// `before`: bytes that the file has already, at its beginning.
+// Writes `bytes` in pieces to a file that already begins with `before`.
 Status Write(const std::string& path, const std::string& before, const std::string& bytes,
              size_t piece) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -31,7 +31,7 @@ Status Write(const std::string& path, const std::string& before, const std::stri
     if (writer.full()) status = writer.Write();
   }
   if (status.ok()) status = writer.Finish();
-  EXPECT_EQ(fcntl(fd, F_GETFL) & O_DIRECT, 0);  // what follows may be of any size
+  EXPECT_EQ(fcntl(fd, F_GETFL) & O_DIRECT, 0);  // later writes may have any size
   close(fd);
   return status;
 }
@@ -47,7 +47,7 @@ std::string Bytes(size_t n) {
   return bytes;
 }
 
-// In shared memory, and on the disk that tests have.
+// A file on the disk; those in TempDir are in shared memory.
 std::string OnDisk() { return ::testing::TempDir() + "direct_writer_test"; }
 
 TEST(DirectWriter, WritesWhatWasAdded) {

@@ -15,14 +15,14 @@ namespace {
 
 #ifdef TFSPS_FAULT_POINTS
 
-// In a process of its own: fault points are slow there. Exits with 0 if the lock ended with its
-// owner, although a child was forked while it was being taken, and lives.
+// Runs in a separate process, because it makes fault points slow. A child is forked while the lock
+// is being taken. Exits with 0 if the lock ends with its owner although the child still lives.
 void ForkWhileTheLockIsTaken(const std::string& path) {
   setenv("TFSPS_FAULT_DELAY", "300000", 1);
-  std::thread other([&] {
+  std::thread owner([&] {
     auto lock = FileLock::Acquire(path);
     if (!lock.ok()) _exit(1);
-  });  // takes the lock and gives it back
+  });  // takes the lock and releases it
   auto probe = LockProbe::Open(path);
   while (!probe.ok() || !(*probe)->Held()) probe = LockProbe::Open(path);
   const pid_t child = fork();
@@ -30,7 +30,7 @@ void ForkWhileTheLockIsTaken(const std::string& path) {
     pause();
     _exit(0);
   }
-  other.join();
+  owner.join();
   const bool held = (*probe)->Held();
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);

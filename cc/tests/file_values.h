@@ -1,4 +1,4 @@
-// Numbers in files that a test looks at, or damages.
+// Reads and overwrites numbers in files, for tests that inspect or damage files.
 #ifndef TFSPS_TESTS_FILE_VALUES_H_
 #define TFSPS_TESTS_FILE_VALUES_H_
 

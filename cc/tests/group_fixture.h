@@ -54,10 +54,10 @@ inline size_t CountTables(Group& group) {
   return tables.ok() ? tables->size() : 0;
 }
 
-// Rows and slots by key, as a plain map.
+// The rows and slots of a group as plain maps.
 struct Image {
   uint64_t step = 0;
-  // By the table's place and key: row, then slots.
+  // Indexed by the table's place, then by key: the row, followed by its slots.
   std::vector<std::map<int64_t, std::vector<float>>> tables;
   bool operator==(const Image& other) const { return step == other.step && tables == other.tables; }
 };
@@ -105,13 +105,13 @@ inline std::vector<float> LookupRow(Group& group, int table, int64_t key) {
   const size_t dim = static_cast<size_t>(config.dim);
   std::vector<float> row(dim);
   const Status status = group.Read([&](const ReadView& view) {
-    const char* found = nullptr;
-    view.Find(table, &key, 1, &found);
+    const char* row_data = nullptr;
+    view.Find(table, &key, 1, &row_data);
     std::vector<char> stored(dim * ElementBytes(config.row_type));
-    if (found == nullptr) {
+    if (row_data == nullptr) {
       InitialRow(config, key, stored.data());
     } else {
-      RacyRead(stored.data(), found, stored.size());
+      RacyRead(stored.data(), row_data, stored.size());
     }
     WidenRow(config.row_type, stored.data(), dim, row.data());
     return Status();
@@ -152,7 +152,7 @@ class GroupTest : public ::testing::Test {
     EXPECT_TRUE(bound.ok()) << bound.message();
     return *table;
   }
-  // One SGD or Adagrad step with gradient `g` in every element of every key's row.
+  // Makes an SGD or Adagrad step. The gradient of each key's row is `g` in every element.
   Status Step(int table, const std::vector<int64_t>& keys, float g,
               const OptimizerUse& optimizer = {}) {
     const size_t dim = static_cast<size_t>(ConfigOf(*group_, table).dim);

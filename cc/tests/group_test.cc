@@ -86,14 +86,14 @@ TEST_F(GroupTest, ARepeatedKeyIsRefusedAndNothingChanges) {
   EXPECT_TRUE(ReadImage(*group_) == image);
   EXPECT_EQ(group_->counters().growth_splits.load(), 0u);
   ASSERT_TSPS_OK(writer_->Verify());
-  // What was looked at for the refused steps is forgotten.
+  // The refused steps leave nothing in the writer's memory.
   ASSERT_TSPS_OK(Step(t, {2, 7, 1, 9}, 1.0f));
   ASSERT_TSPS_OK(Step(t, {7, 2, 3}, 1.0f));
   ASSERT_TSPS_OK(writer_->Verify());
   EXPECT_EQ(group_->step(), 3u);
 }
 
-// The keys are not looked at: there are none.
+// The number of keys is refused before any key is read: the arrays are null.
 TEST_F(GroupTest, MoreKeysThanPositionsCanTellApartAreRefused) {
   const int t = AddTable("t", 2);
   constexpr size_t kTooMany = size_t{1} << 31;
@@ -130,9 +130,9 @@ TEST_F(GroupTest, RandomOperationsEqualAMap) {
       case 0: {
         ASSERT_TSPS_OK(Step(t, keys, value));
         for (const int64_t key : keys) {
-          auto [at, absent] = model.try_emplace(key, 4);
-          if (absent) InitialRow(ConfigOf(*group_, t).initializer, key, 4, at->second.data());
-          for (float& x : at->second) x -= value;
+          auto [entry, absent] = model.try_emplace(key, 4);
+          if (absent) InitialRow(ConfigOf(*group_, t).initializer, key, 4, entry->second.data());
+          for (float& x : entry->second) x -= value;
         }
         break;
       }
@@ -144,11 +144,11 @@ TEST_F(GroupTest, RandomOperationsEqualAMap) {
         break;
       }
       default: {
-        size_t there = 0;
-        for (const int64_t key : keys) there += model.erase(key);
+        size_t present = 0;
+        for (const int64_t key : keys) present += model.erase(key);
         auto erased = writer_->Erase(t, keys.data(), keys.size());
         ASSERT_TRUE(erased.ok());
-        EXPECT_EQ(*erased, there);
+        EXPECT_EQ(*erased, present);
       }
     }
     if (round % 20 == 19) Reopen();
@@ -241,14 +241,13 @@ TEST_F(GroupTest, AnotherOptimizerIsRefusedUnlessReplaced) {
   EXPECT_EQ(image.tables[0].at(1)[2], 0.0f);
   Reopen();
   EXPECT_EQ(ReadImage(*group_), image);
-  // Readers that mapped the old slots follow.
   EXPECT_EQ(StatsOf(t).optimizer.kind, OptimizerKind::kAdam);
 }
 
 TEST_F(GroupTest, ASecondWriterIsRefusedWithThePidOfTheFirst) {
-  auto other = Group::Open(dir_ / "g");
-  ASSERT_TRUE(other.ok());
-  auto writer = (*other)->OpenWriter();
+  auto other_group = Group::Open(dir_ / "g");
+  ASSERT_TRUE(other_group.ok());
+  auto writer = (*other_group)->OpenWriter();
   ASSERT_FALSE(writer.ok());
   EXPECT_EQ(writer.status().code(), Code::kAborted);
   EXPECT_NE(writer.status().message().find(std::to_string(getpid())), std::string::npos);
@@ -263,7 +262,7 @@ TEST_F(GroupTest, AForkedChildNeitherWritesNorKeepsTheLock) {
   const pid_t child = fork();
   if (child == 0) {
     close(gate[1]);
-    close(running[1]);  // the parent's read ends: the child runs, its fork handler has run
+    close(running[1]);  // ends the parent's read: the fork handler of the child has run
     const bool refused = Step(t, {1}, 1.0f).code() == Code::kFailedPrecondition;
     char byte;
     while (read(gate[0], &byte, 1) > 0) {
@@ -284,7 +283,7 @@ TEST_F(GroupTest, AForkedChildNeitherWritesNorKeepsTheLock) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// Exits with 0 from a forked child if `body` returns true within 20 s.
+// Expects that `body` returns true in a forked child, within 200 s.
 template <typename Body>
 void ExpectInAChild(const Body& body) {
   const pid_t child = fork();
@@ -303,18 +302,19 @@ TEST_F(GroupTest, AForkedChildMayDestroyItsCopyOfTheWriter) {
   std::vector<int64_t> keys(20000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
   ASSERT_TSPS_OK(Step(t, keys, 1.0f));  // the thread that reserves ahead is running
-  auto own = Group::Create(dir_ / "own", kUuid);
-  ASSERT_TRUE(own.ok());
+  auto own_group = Group::Create(dir_ / "own", kUuid);
+  ASSERT_TRUE(own_group.ok());
   ExpectInAChild([&] {
-    // It gets the number of the descriptor that the fork has closed.
-    auto own_writer = (*own)->OpenWriter();
+    // Its lock gets the number of the descriptor that the fork handler has closed. The destructor
+    // of the copy must not close it again.
+    auto own_writer = (*own_group)->OpenWriter();
     writer_.reset();
     return own_writer.ok() && !(*Group::Open(dir_ / "own"))->OpenWriter().ok();
   });
   ASSERT_TSPS_OK(Step(t, {1}, 1.0f));
 }
 
-// Runs loops until one begins in a mutation; that one throws.
+// Runs loops, but throws std::bad_alloc when a loop begins within a mutation.
 class OutOfMemoryInAMutation final : public Executor {
  public:
   explicit OutOfMemoryInAMutation(Group& group) : group_(group) {}
@@ -398,8 +398,8 @@ TEST_F(GroupTest, AReaderOfRemovedFilesIsToldSo) {
   EXPECT_NE(status.message().find("was removed"), std::string::npos) << status.message();
 }
 
-// A job's folder is removed and another job makes its own there, while the first one's writer
-// lives.
+// A job's folder is removed, and another job makes its group there, while the first job still has
+// its writer.
 TEST_F(GroupTest, AGroupMadeAnewInTheFolderIsLeftAloneByTheOldOnesWriter) {
   const int t = AddTable("t", 16, OptimizerKind::kAdagrad);
   ASSERT_TSPS_OK(Step(t, {1, 2}, 1.0f));
@@ -424,12 +424,12 @@ TEST_F(GroupTest, AGroupMadeAnewInTheFolderIsLeftAloneByTheOldOnesWriter) {
     EXPECT_EQ(status.code(), Code::kDataLoss) << status.message();
     EXPECT_NE(status.message().find("was replaced"), std::string::npos) << status.message();
   }
-  EXPECT_LT(group_->Bytes(), 4u << 20);  // reserved ahead; the old one's rows take 12 MiB
+  EXPECT_LT(group_->Bytes(), 4u << 20);  // reserved ahead; the old writer's rows would take 12 MiB
   EXPECT_TRUE(ReadImage(*group_) == image);
   Reopen();
   EXPECT_TRUE(ReadImage(*group_) == image);
   ASSERT_TSPS_OK(writer_->Verify());
-  // The old group can be read as it was.
+  // The old group can still be read.
   EXPECT_EQ(old_group->step(), 1u);
   EXPECT_NE(LookupRow(*old_group, t, 1), LookupRow(*group_, t, 3));
 }
@@ -486,7 +486,7 @@ TEST_F(GroupTest, ReadersBesideAWriterSeeWholeStepsOfAllTables) {
           view.Find(table, keys.data(), keys.size(), rows.data());
           for (size_t i = 0; i < rows.size(); ++i) {
             float* to = seen.data() + static_cast<size_t>(table) * zeros.size() + i * 16;
-            // Null only in a read that a mutation came between, and that is thrown away.
+            // A row is null only if a mutation interrupts the read, which is then repeated.
             if (rows[i] == nullptr) {
               std::fill_n(to, 16, 1.0f);
             } else {
@@ -503,15 +503,16 @@ TEST_F(GroupTest, ReadersBesideAWriterSeeWholeStepsOfAllTables) {
   });
   const std::vector<float> ones(zeros.size(), 1.0f);
   const float hyper[] = {1.0f};
-  int64_t fresh = 1000;
+  int64_t next_key = 1000;
   while (reads.load() < 50 || group_->step() < 200) {
-    std::vector<int64_t> more = keys;
-    for (int i = 0; i < 20; ++i) more.push_back(fresh++);  // makes the index grow
-    const std::vector<float> gradients(more.size() * 16, 1.0f);
-    ASSERT_TSPS_OK(writer_->ApplyStep(group_->step() + 1,
-                                      {{a, more.data(), gradients.data(), more.size(), hyper, 1},
-                                       {b, keys.data(), ones.data(), keys.size(), hyper, 1}},
-                                      executor_));
+    std::vector<int64_t> step_keys = keys;
+    for (int i = 0; i < 20; ++i) step_keys.push_back(next_key++);  // makes the index grow
+    const std::vector<float> gradients(step_keys.size() * 16, 1.0f);
+    ASSERT_TSPS_OK(
+        writer_->ApplyStep(group_->step() + 1,
+                           {{a, step_keys.data(), gradients.data(), step_keys.size(), hyper, 1},
+                            {b, keys.data(), ones.data(), keys.size(), hyper, 1}},
+                           executor_));
   }
   stop = true;
   reader.join();
@@ -525,9 +526,9 @@ TEST_F(GroupTest, FilesAreFullyAllocatedAndPrivate) {
   ASSERT_TSPS_OK(Step(t, keys, 1.0f));
   uint64_t size = 0;
   uint64_t blocks = 0;
-  uint64_t told = 0;
-  // Again while the helper thread still reserves ahead.
-  for (int attempt = 0; attempt < 1000 && (told == 0 || told != size || size != blocks);
+  uint64_t reported = 0;
+  // The helper thread may still reserve ahead: then the comparison is repeated.
+  for (int attempt = 0; attempt < 1000 && (reported == 0 || reported != size || size != blocks);
        ++attempt) {
     if (attempt > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     size = blocks = 0;
@@ -539,10 +540,10 @@ TEST_F(GroupTest, FilesAreFullyAllocatedAndPrivate) {
       size += static_cast<uint64_t>(info.st_size);
       blocks += static_cast<uint64_t>(info.st_blocks) * 512;
     }
-    told = group_->Bytes();
+    reported = group_->Bytes();
   }
   EXPECT_EQ(size, blocks);
-  EXPECT_EQ(told, size);
+  EXPECT_EQ(reported, size);
 }
 
 // --- Refusals. ---
@@ -580,8 +581,9 @@ TEST_F(GroupTest, ForeignTruncatedNewerAndDamagedFilesAreRefusedByWhatTheyAre) {
   EXPECT_NE(refusal("t/config", patch(50)).find("damaged"), std::string::npos);
   EXPECT_NE(refusal("t/segments", shorten(100)).find("truncated"), std::string::npos);
   for (const char* file : {"t/plane.embedding.1", "t/plane.key.1", "t/planes.2"}) {
-    const std::string said = refusal(file, [](const std::string& path) { unlink(path.c_str()); });
-    EXPECT_NE(said.find(file), std::string::npos) << said;
+    const std::string message =
+        refusal(file, [](const std::string& path) { unlink(path.c_str()); });
+    EXPECT_NE(message.find(file), std::string::npos) << message;
   }
 }
 

@@ -1,4 +1,5 @@
-// The seed of an index: whoever chooses keys does not know it, and what knowing it would be worth.
+// The seed of an index is random, so that keys cannot be chosen to collide. If somebody knows it, a
+// bound limits the damage.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -41,10 +42,10 @@ class IndexSeedTest : public GroupTest {
 TEST_F(IndexSeedTest, GroupsOfOneNameHaveOtherSeedsAndOtherLives) {
   const int table = AddTable("t", 2);
   const uint64_t seed = SeedOf(table);
-  const auto other = Group::Create(dir_ / "other", kUuid);
-  ASSERT_TRUE(other.ok()) << other.status().message();
-  EXPECT_NE((*other)->draw().index_seed, group_->draw().index_seed);
-  EXPECT_NE((*other)->draw().life, group_->draw().life);
+  const auto other_group = Group::Create(dir_ / "other", kUuid);
+  ASSERT_TRUE(other_group.ok()) << other_group.status().message();
+  EXPECT_NE((*other_group)->draw().index_seed, group_->draw().index_seed);
+  EXPECT_NE((*other_group)->draw().life, group_->draw().life);
   Reopen();
   EXPECT_EQ(SeedOf(table), seed);
   EXPECT_NE(SeedOf(AddTable("u", 2)), seed);
@@ -53,8 +54,8 @@ TEST_F(IndexSeedTest, GroupsOfOneNameHaveOtherSeedsAndOtherLives) {
 TEST_F(IndexSeedTest, TheDirectoryStopsGrowingForKeysThatCollide) {
   const int table = AddTable("t", 2);
   const uint64_t seed = SeedOf(table);
-  // One by one the leading 40 bits are the same: without a bound each split would double the
-  // directory until it had 2^26 entries.
+  // The hashes of all keys have the same leading 40 bits. Without a bound each split would double
+  // the directory until it had 2^26 entries.
   std::vector<int64_t> keys;
   for (uint64_t i = 0; i < 3 * kSegmentEntries; ++i) {
     keys.push_back(KeyWithHash(0xABCDEF1234ULL << 24 | i, seed));
@@ -87,16 +88,16 @@ TEST_F(IndexSeedTest, ManyKeysFitWellBelowTheBound) {
 
 TEST_F(IndexSeedTest, ATableThatNeverHadARowTakesASeedOver) {
   const int table = AddTable("t", 2);
-  const auto taken = writer_->TakeIndexSeed(table, 99);
-  ASSERT_TRUE(taken.ok() && *taken);
+  const auto first_seed = writer_->TakeIndexSeed(table, 99);
+  ASSERT_TRUE(first_seed.ok() && *first_seed);
   EXPECT_EQ(SeedOf(table), 99u);
   const auto reader = Group::Open(dir_ / "g");
   ASSERT_TRUE(reader.ok());
   ASSERT_TSPS_OK(Step(table, {5, 6}, 1.0f));
   EXPECT_EQ(LookupRow(**reader, table, 5), LookupRow(*group_, table, 5));
-  const auto again = writer_->TakeIndexSeed(table, 100);
-  ASSERT_TRUE(again.ok());
-  EXPECT_FALSE(*again);
+  const auto second_seed = writer_->TakeIndexSeed(table, 100);
+  ASSERT_TRUE(second_seed.ok());
+  EXPECT_FALSE(*second_seed);
   EXPECT_EQ(SeedOf(table), 99u);
   ASSERT_TSPS_OK(group_->Verify(table));
 }

@@ -158,25 +158,25 @@ TEST(InitialRow, AShorterRowIsAPrefixOfALongerOne) {
 
 TEST(InitialRow, DiffersBetweenKeysSeedsSaltsAndPositions) {
   std::set<std::vector<float>> rows;
-  size_t made = 0;
+  size_t pieces = 0;
   for (int64_t key :
        {int64_t{0}, int64_t{1}, int64_t{-1}, int64_t{1} << 32, INT64_MIN, INT64_MAX}) {
     for (uint64_t seed : {0, 1, 2}) {
       for (uint64_t salt : {0, 1, 2}) {
         const std::vector<float> row =
             Row(Config(InitializerKind::kUniform, 0, 1, seed, salt), key, 128);
-        for (size_t piece = 0; piece < 128; piece += 4, ++made) {
+        for (size_t piece = 0; piece < 128; piece += 4, ++pieces) {
           rows.insert(std::vector<float>(row.begin() + piece, row.begin() + piece + 4));
         }
       }
     }
   }
-  EXPECT_EQ(rows.size(), made);
+  EXPECT_EQ(rows.size(), pieces);
 }
 
 TEST(InitialRow, NeverChangesBetweenReleases) {
-  // A table written by one release has rows that were never written: the next must read the same
-  // ones.
+  // Rows that were never written are not stored. The next release must compute the same values for
+  // them.
   const auto bits = [](float x) {
     uint32_t b;
     std::memcpy(&b, &x, sizeof(b));

@@ -1,4 +1,4 @@
-// Kills of a process at a fault point (core/base/fault_point.h), for builds that have them.
+// Kills a child process at a fault point (core/base/fault_point.h), in builds with fault points.
 #ifndef TFSPS_TESTS_KILLED_AT_H_
 #define TFSPS_TESTS_KILLED_AT_H_
 
@@ -12,7 +12,8 @@
 
 namespace tsps {
 
-// Runs `body` in a child with a kill at the n-th passage of `point`. True if it was killed there.
+// Runs `body` in a child process, which is killed when it passes `point` for the n-th time. Returns
+// whether it was killed.
 template <typename Body>
 bool KilledAt(const std::string& point, long n, const Body& body) {
   const pid_t child = fork();

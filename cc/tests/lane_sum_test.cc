@@ -12,7 +12,7 @@
 namespace tsps {
 namespace {
 
-// By its definition.
+// The sum by its definition.
 uint32_t Reference(const unsigned char* data, size_t n) {
   uint64_t a[4] = {}, b[4] = {};
   for (size_t w = 0; w < (n + 31) / 32 * 4; ++w) {
@@ -53,9 +53,9 @@ TEST(LaneSum, NoticesWhatChangesAndWhatChangesPlaces) {
   alignas(64) unsigned char bytes[512];
   for (size_t i = 0; i < sizeof(bytes); ++i) bytes[i] = static_cast<unsigned char>(i * 7);
   const auto sum = [&](size_t n) {
-    LaneSum one;
-    one.Add(bytes, n);
-    return one.Value();
+    LaneSum lanes;
+    lanes.Add(bytes, n);
+    return lanes.Value();
   };
   const uint32_t before = sum(512);
   EXPECT_NE(sum(511), before);

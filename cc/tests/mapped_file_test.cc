@@ -21,7 +21,7 @@ TEST(MappedFile, SizeIsNeverBeyondTheFileWhileOtherThreadsAskForIt) {
   auto file = MappedFile::Create(dir / "file", kPage, kPages * kPage);
   ASSERT_TRUE(file.ok()) << file.status().message();
   std::atomic<bool> stop{false};
-  std::thread other([&] {
+  std::thread refresher([&] {
     while (!stop.load()) (*file)->RefreshSize();
   });
   size_t beyond = 0;
@@ -33,12 +33,12 @@ TEST(MappedFile, SizeIsNeverBeyondTheFileWhileOtherThreadsAskForIt) {
     beyond += (*file)->size() > static_cast<size_t>(info.st_size);
   }
   stop = true;
-  other.join();
+  refresher.join();
   EXPECT_EQ(beyond, 0u);
   EXPECT_EQ((*file)->size(), kPages * kPage);
 }
 
-// A folder is removed and made anew while a process has its files mapped.
+// A folder is removed and made again while a process has its files mapped.
 TEST(MappedFile, WhatLiesUnderItsPathByNowIsNeitherGrownNorMapped) {
   TempDir dir;
   auto file = MappedFile::Create(dir / "file", kPage, SIZE_MAX);
@@ -56,11 +56,11 @@ TEST(MappedFile, WhatLiesUnderItsPathByNowIsNeitherGrownNorMapped) {
   };
   ASSERT_EQ(unlink((dir / "file").c_str()), 0);
   refused("was removed");
-  auto other = MappedFile::Create(dir / "file", kPage, SIZE_MAX);
-  ASSERT_TRUE(other.ok()) << other.status().message();
+  auto new_file = MappedFile::Create(dir / "file", kPage, SIZE_MAX);
+  ASSERT_TRUE(new_file.ok()) << new_file.status().message();
   refused("was replaced");
-  EXPECT_EQ((*other)->RefreshSize(), kPage);
-  EXPECT_EQ((*other)->data()[0], 0);
+  EXPECT_EQ((*new_file)->RefreshSize(), kPage);
+  EXPECT_EQ((*new_file)->data()[0], 0);
 }
 
 }  // namespace

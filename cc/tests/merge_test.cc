@@ -25,7 +25,7 @@ Merged Merge(const std::vector<int64_t>& keys, const std::vector<int32_t>& count
              const std::vector<float>& gradients, size_t dim, Reduction reduction,
              int64_t world_size, Executor& executor) {
   Merged merged;
-  // Cut in two: sets are as good as one after another.
+  // Two sets must give the same result as one set with all gradients.
   const size_t cut = keys.size() / 3;
   const int32_t* const count = counts.empty() ? nullptr : counts.data();
   const std::vector<GradientSet> sets = {
@@ -102,12 +102,12 @@ TEST_F(WorkedExample, MergingNodesFirstGivesTheSame) {
   keys.insert(keys.end(), {'g', 'h', 'i'});
   counts.insert(counts.end(), {1, 1, 1});
   gradients.insert(gradients.end(), {7, 70, 8, 80, 9, 90});
-  const Merged all = Merge(keys, counts, gradients, 2, Reduction::kFrequency, 3, executor_);
+  const Merged merged = Merge(keys, counts, gradients, 2, Reduction::kFrequency, 3, executor_);
   const Rows expected = Reduce(Reduction::kFrequency);
-  ASSERT_EQ(all.keys.keys.size(), expected.size());
-  for (size_t k = 0; k < all.keys.keys.size(); ++k) {
-    EXPECT_EQ((std::vector<float>{all.rows[2 * k], all.rows[2 * k + 1]}),
-              expected.at(static_cast<char>(all.keys.keys[k])));
+  ASSERT_EQ(merged.keys.keys.size(), expected.size());
+  for (size_t k = 0; k < merged.keys.keys.size(); ++k) {
+    EXPECT_EQ((std::vector<float>{merged.rows[2 * k], merged.rows[2 * k + 1]}),
+              expected.at(static_cast<char>(merged.keys.keys[k])));
   }
 }
 
@@ -119,7 +119,7 @@ TEST(MergeKeys, ALocalMergeCountsAKeyOncePerRankNotPerCall) {
 }
 
 TEST(MergeRows, AddsInRankOrderInFloat32) {
-  // In this order the ones are lost one by one; in any other some survive.
+  // In this order rounding loses each 1; in any other order some of them survive.
   SerialExecutor executor;
   const Merged merged =
       Merge({1, 1, 1, 1}, {}, {16777216.0f, 1, 1, -16777216.0f}, 1, Reduction::kSum, 4, executor);

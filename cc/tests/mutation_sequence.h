@@ -1,4 +1,4 @@
-// A sequence of mutations of all kinds, and the states that it leads to.
+// A sequence of mutations of all kinds, and the states that they produce.
 #ifndef TFSPS_TESTS_MUTATION_SEQUENCE_H_
 #define TFSPS_TESTS_MUTATION_SEQUENCE_H_
 
@@ -27,14 +27,14 @@ inline Status SetUpGroup(GroupWriter& writer) {
   return Status();
 }
 
-// Mutation i of the sequence: a function of i and the committed state alone.
+// Makes mutation i of the sequence, which depends only on i and the committed state.
 inline Status Mutate(Group& group, GroupWriter& writer, int i) {
   std::mt19937_64 random(static_cast<uint64_t>(i) * 977 + 5);
   SerialExecutor serial;
   const auto draw = [&](size_t n) {
     std::vector<int64_t> keys;
-    // Half from a few hundred hot keys, which are updated again and again; half makes the index
-    // grow.
+    // Half of the keys are from a few hundred hot keys, which are updated again and again. The
+    // other half makes the index grow.
     for (size_t k = 0; k < n; ++k)
       keys.push_back(static_cast<int64_t>(random() % (k % 2 == 0 ? 500 : 60000)) * 7919);
     std::sort(keys.begin(), keys.end());
@@ -80,32 +80,33 @@ inline Status Mutate(Group& group, GroupWriter& writer, int i) {
   RowChanges changes;
   changes.step = group.step() + 1;
   changes.updates = updates;
-  // With rows that are set, and others that go, in the same commit.
-  const auto without = [](std::vector<int64_t> from, const std::vector<int64_t>& others) {
-    const auto is_other = [&](int64_t key) {
-      return std::binary_search(others.begin(), others.end(), key);
+  // Some mutations also set and erase rows in the same commit.
+  const auto without = [](std::vector<int64_t> from, const std::vector<int64_t>& excluded) {
+    const auto is_excluded = [&](int64_t key) {
+      return std::binary_search(excluded.begin(), excluded.end(), key);
     };
-    from.erase(std::remove_if(from.begin(), from.end(), is_other), from.end());
+    from.erase(std::remove_if(from.begin(), from.end(), is_excluded), from.end());
     return from;
   };
   const std::vector<int64_t> set = without(draw(200), keys[0]);
-  const std::vector<int64_t> gone = without(without(draw(1500), keys[0]), set);
+  const std::vector<int64_t> erased = without(without(draw(1500), keys[0]), set);
   const std::vector<float> rows(set.size() * static_cast<size_t>(kDims[0]), static_cast<float>(-i));
   if (i % 5 == 2) {
     const PlaneValues values{PlaneRole::kEmbedding, "embedding",
                              static_cast<size_t>(kDims[0]) * sizeof(float), rows.data()};
     changes.writes.push_back({0, set.data(), set.size(), {values}});
-    changes.erases.push_back({0, gone.data(), gone.size()});
+    changes.erases.push_back({0, erased.data(), erased.size()});
   }
   TSPS_RETURN_IF_ERROR(writer.Prepare(changes, serial));
   writer.Publish();
   return Status();
 }
 
-// Ascends by one with every mutation.
+// The number of mutations of a group. Each mutation adds one.
 inline uint64_t MutationsDone(Group& group) { return group.Info().step + group.Info().version; }
 
-// The states after the set-up and after each mutation. `first`: MutationsDone of the first one.
+// Returns the states after the set-up and after each mutation. Sets `first` to MutationsDone of the
+// first state.
 inline std::vector<Image> StatesOfTheSequence(uint64_t* first) {
   std::vector<Image> states;
   TempDir dir;
@@ -115,8 +116,8 @@ inline std::vector<Image> StatesOfTheSequence(uint64_t* first) {
   *first = MutationsDone(**group);
   states.push_back(ReadImage(**group));
   for (int i = 0; i < kMutations; ++i) {
-    const Status done = Mutate(**group, **writer, i);
-    EXPECT_TRUE(done.ok()) << done.message();
+    const Status status = Mutate(**group, **writer, i);
+    EXPECT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(MutationsDone(**group), *first + states.size());
     states.push_back(ReadImage(**group));
   }

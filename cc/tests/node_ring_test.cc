@@ -1,4 +1,4 @@
-// Merges among several nodes: NodeExchange in pieces, and the wire between them.
+// Merges among several nodes: the rounds of NodeExchange, and the wire format between the nodes.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -16,7 +16,7 @@
 namespace tsps {
 namespace {
 
-// An allgather among the ranks of one range, one of each node.
+// An allgather among the ranks that merge one range of keys, one rank of each node.
 class Allgather {
  public:
   explicit Allgather(size_t senders) : senders_(senders) {}
@@ -26,10 +26,10 @@ class Allgather {
     sent_[round][sender] = buffer;
     wake_.notify_all();
     wake_.wait(lock, [&] { return sent_[round].size() == senders_; });
-    std::vector<uint8_t> all;
-    for (const auto& one : sent_[round])
-      all.insert(all.end(), one.second.begin(), one.second.end());
-    return all;
+    std::vector<uint8_t> gathered;
+    for (const auto& entry : sent_[round])
+      gathered.insert(gathered.end(), entry.second.begin(), entry.second.end());
+    return gathered;
   }
 
  private:
@@ -86,7 +86,7 @@ struct Cluster {
   }
 };
 
-// One step of a rank, as the graph makes it: merging is ahead of sending.
+// One step of a rank, in the order of the graph: merging is ahead of sending.
 void Step(NodeExchange& rank, size_t node, Allgather& ring, const RankGradients& gradients,
           uint32_t rounds, const NodeExchange::Use& use) {
   EigenExecutor executor(2);
@@ -94,7 +94,7 @@ void Step(NodeExchange& rank, size_t node, Allgather& ring, const RankGradients&
   const auto check = [](const Status& status) { ASSERT_TRUE(status.ok()) << status.message(); };
   check(rank.Begin(Call(), tables, rounds, executor));
   std::vector<std::vector<uint8_t>> gathered(rounds);
-  std::vector<GradientSet> own;
+  std::vector<GradientSet> sums;
   WireBuffers received;
   const auto put = [&](uint32_t round) {
     check(received.Unpack(gathered[round].data(), gathered[round].size(), tables.size(),
@@ -102,9 +102,9 @@ void Step(NodeExchange& rank, size_t node, Allgather& ring, const RankGradients&
     check(rank.Put(round, received.tables(), executor));
   };
   for (uint32_t round = 0; round < rounds; ++round) {
-    check(rank.Take(round, tables, executor, &own));
+    check(rank.Take(round, tables, executor, &sums));
     if (!rank.Merges()) continue;
-    const std::vector<uint8_t> packed = Pack(own, executor);
+    const std::vector<uint8_t> packed = Pack(sums, executor);
     if (round >= 2) put(round - 2);
     gathered[round] = ring.Run(node, packed);
   }
@@ -124,14 +124,14 @@ void ExpectNodesAgree(Cluster* cluster, const std::vector<size_t>& rows, uint32_
     for (const int size : sizes) {
       for (int r = 0; r < size; ++r) {
         // One rank has nothing in some steps.
-        const bool nothing = step % 3 == 1 && gradients.empty();
+        const bool is_empty = step % 3 == 1 && gradients.empty();
         gradients.push_back(Draw(step * 100 + gradients.size(),
-                                 nothing ? std::vector<size_t>(rows.size(), 0) : rows));
+                                 is_empty ? std::vector<size_t>(rows.size(), 0) : rows));
         size_t bytes = 0;
         for (const Contribution& table : gradients.back().Tables()) {
           bytes += table.n * NodeExchange::RowBytes(table.dim);
         }
-        // So that their sums are the same in any order.
+        // Multiples of 1/8 have the same sum in any order.
         for (auto& table : gradients.back().rows) {
           for (float& x : table) x = static_cast<float>(static_cast<int>(x * 8)) / 8;
         }
@@ -193,7 +193,7 @@ TEST(NodeRingTest, CallsThatDoNotFollowEachOtherAreRefused) {
   SerialExecutor serial;
   const RankGradients gradients = Draw(1, {100});
   const std::vector<Contribution> tables = gradients.Tables();
-  std::vector<GradientSet> own;
+  std::vector<GradientSet> sums;
   const auto use = [](const std::vector<ReducedGradients>&) { return Status(); };
   const auto expect = [](const Status& status, Code code, const std::string& text) {
     EXPECT_EQ(status.code(), code) << status.message();
@@ -201,7 +201,7 @@ TEST(NodeRingTest, CallsThatDoNotFollowEachOtherAreRefused) {
   };
   {
     TempDir folder;
-    expect(join(folder)->Take(0, tables, serial, &own), Code::kFailedPrecondition,
+    expect(join(folder)->Take(0, tables, serial, &sums), Code::kFailedPrecondition,
            "round 0 is not the next of the 0");
   }
   {
@@ -227,8 +227,8 @@ TEST(NodeRingTest, CallsThatDoNotFollowEachOtherAreRefused) {
     TempDir folder;
     const auto rank = join(folder);
     EXPECT_TRUE(rank->Begin(Call(), tables, 3, serial).ok());
-    EXPECT_TRUE(rank->Take(0, tables, serial, &own).ok());
-    expect(rank->Take(2, tables, serial, &own), Code::kFailedPrecondition,
+    EXPECT_TRUE(rank->Take(0, tables, serial, &sums).ok());
+    expect(rank->Take(2, tables, serial, &sums), Code::kFailedPrecondition,
            "round 2 is not the next");
   }
   {
@@ -243,17 +243,18 @@ TEST(NodeRingTest, CallsThatDoNotFollowEachOtherAreRefused) {
     EXPECT_TRUE(rank->Begin(Call(), tables, 3, serial).ok());
     expect(rank->Part([] { return Error(Code::kDataLoss, "damaged"); }), Code::kDataLoss,
            "damaged");
-    expect(rank->Take(0, tables, serial, &own), Code::kDataLoss, "damaged");  // is final, too
-    auto seen = NodeRanks::Open(folder / ".", 1);
-    ASSERT_TRUE(seen.ok());
-    EXPECT_EQ((*seen)->Look()[0].failure, "damaged");
+    // This error is final, too.
+    expect(rank->Take(0, tables, serial, &sums), Code::kDataLoss, "damaged");
+    auto ranks = NodeRanks::Open(folder / ".", 1);
+    ASSERT_TRUE(ranks.ok());
+    EXPECT_EQ((*ranks)->Look()[0].failure, "damaged");
   }
   {
     TempDir folder;
     const auto rank = join(folder);
     EXPECT_TRUE(rank->Begin(Call(), tables, 3, serial).ok());
-    EXPECT_TRUE(rank->Take(0, tables, serial, &own).ok());
-    expect(rank->Put(0, {{7, {own[0]}}}, serial), Code::kInvalidArgument,
+    EXPECT_TRUE(rank->Take(0, tables, serial, &sums).ok());
+    expect(rank->Put(0, {{7, {sums[0]}}}, serial), Code::kInvalidArgument,
            "rows of table 0 have 3 floats here and 7 on another node");
   }
 }

@@ -1,4 +1,4 @@
-// A table's slots are those of one optimizer.
+// The slots of a table belong to one optimizer, and steps of other optimizers are refused.
 #include <gtest/gtest.h>
 
 #include <string>

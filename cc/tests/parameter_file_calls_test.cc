@@ -1,5 +1,5 @@
-// What the writer of a parameter file asks the system for, in which order, and what becomes of the
-// file when the system refuses, or does less than it was asked for.
+// The system calls of the writer of a parameter file: their order, and the state of the file after
+// the system refuses a call, or does less than it was asked for.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -17,21 +17,23 @@
 
 namespace {
 
-// What a test wants of a call. kDo: what was asked for; an errno: this error.
+// How a test answers a call. kDo: the call is made; kHalf: it writes half of the bytes; kNothing:
+// it writes none, and returns 0; kLose: it writes none, and returns success; an errno: it fails
+// with it.
 constexpr int kDo = 0, kHalf = -1, kNothing = -2, kLose = -3;
 
 struct Calls {
-  std::vector<std::string> made;
+  std::vector<std::string> names;
   std::function<int(const std::string& name, size_t number)> answer;  // number: of this name
 
   int Next(const std::string& name) {
     size_t number = 0;
-    for (const std::string& one : made) number += one == name;
-    made.push_back(name);
+    for (const std::string& earlier : names) number += earlier == name;
+    names.push_back(name);
     return answer ? answer(name, number) : kDo;
   }
 };
-Calls* calls = nullptr;  // of the test that runs
+Calls* calls = nullptr;  // of the running test
 
 ssize_t Put(int fd, const void* data, size_t n, int wanted) {
   if (wanted > 0) {
@@ -45,7 +47,7 @@ ssize_t Put(int fd, const void* data, size_t n, int wanted) {
 
 }  // namespace
 
-// They take the place of libc's.
+// These functions replace those of libc.
 extern "C" ssize_t write(int fd, const void* data, size_t n) {
   const bool direct = calls != nullptr && (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
   return Put(fd, data, n, calls == nullptr ? kDo : calls->Next(direct ? "direct write" : "write"));
@@ -70,7 +72,7 @@ namespace {
 
 class ParameterFileCalls : public ParameterFile {
  protected:
-  // Of 4.2 MB: two writes of 2 MiB and more.
+  // The file has 4.2 MB: two writes of 2 MiB, and one more.
   static constexpr uint64_t kRows = 8000;
 
   void SetUp() override {
@@ -86,7 +88,7 @@ class ParameterFileCalls : public ParameterFile {
     ParameterFile::TearDown();
   }
 
-  // Writes with `answer` to the calls.
+  // Writes the file, while `answer` decides how the calls end.
   Status WriteWith(std::function<int(const std::string&, size_t)> answer, bool counted = false) {
     calls_ = {{}, std::move(answer)};
     calls = &calls_;
@@ -112,7 +114,7 @@ TEST_F(ParameterFileCalls, BytesAreOnTheDiskBeforeTheNameIs) {
     if (has_direct_) {
       expected = {"direct write", "direct write", "write", "fsync", "rename", "fsync"};
     }
-    EXPECT_EQ(calls_.made, expected);
+    EXPECT_EQ(calls_.names, expected);
     EXPECT_TRUE(ReadAll().ok());
   }
 }
@@ -121,8 +123,8 @@ TEST_F(ParameterFileCalls, AnErrorOfAnyWriteLeavesNothing) {
   for (const std::string name : {"direct write", "write"}) {
     for (size_t at = 0; at < 2 && (name == "write" || has_direct_); ++at) {
       const auto fails = [&](int error) {
-        return WriteWith([&, error](const std::string& one, size_t number) {
-          return one == name && (number == at || name == "write") ? error : kDo;
+        return WriteWith([&, error](const std::string& call, size_t number) {
+          return call == name && (number == at || name == "write") ? error : kDo;
         });
       };
       ExpectNothingIsLeft(fails(ENOSPC), Code::kResourceExhausted);
@@ -134,12 +136,12 @@ TEST_F(ParameterFileCalls, AnErrorOfAnyWriteLeavesNothing) {
 
 TEST_F(ParameterFileCalls, AFileThatIsNotOnTheDiskGetsNoName) {
   const auto fails = [](const char* name, int error) {
-    return [=](const std::string& one, size_t number) {
-      return one == name && number == 0 ? error : kDo;
+    return [=](const std::string& call, size_t number) {
+      return call == name && number == 0 ? error : kDo;
     };
   };
   ExpectNothingIsLeft(WriteWith(fails("fsync", EIO)), Code::kDataLoss);
-  EXPECT_EQ(calls_.made.back(), "fsync");
+  EXPECT_EQ(calls_.names.back(), "fsync");
   ExpectNothingIsLeft(WriteWith(fails("rename", EACCES)), Code::kPermissionDenied);
 }
 
@@ -153,20 +155,20 @@ TEST_F(ParameterFileCalls, AWriterThatHasFailedSaysSoAgain) {
     std::vector<const void*> data;
     for (const std::string& plane : values) data.push_back(plane.data());
     const std::vector<int64_t> keys(1000, 1);
-    calls_ = {{}, [&](const std::string& one, size_t number) {
-                return one == name && number == 0 ? EIO : kDo;
+    calls_ = {{}, [&](const std::string& call, size_t number) {
+                return call == name && number == 0 ? EIO : kDo;
               }};
     calls = &calls_;
     Status first;
     for (int i = 0; i < 9 && first.ok(); ++i) first = writer.Append(keys.data(), data.data(), 1000);
     if (first.ok()) first = writer.Finish();
     EXPECT_EQ(first.code(), Code::kDataLoss) << name;
-    const size_t made = calls_.made.size();
+    const size_t n_calls = calls_.names.size();
     for (int i = 0; i < 9; ++i) {
       EXPECT_EQ(writer.Append(keys.data(), data.data(), 1000).message(), first.message());
       EXPECT_EQ(writer.Finish().message(), first.message());
     }
-    EXPECT_EQ(calls_.made.size(), made) << "it has gone on";
+    EXPECT_EQ(calls_.names.size(), n_calls) << "the failed writer has made more calls";
     calls = nullptr;
   }
   EXPECT_EQ(Names(), std::vector<std::string>());
@@ -179,16 +181,16 @@ TEST_F(ParameterFileCalls, WhatIsWrittenInPiecesOrOtherwiseIsTheSame) {
     for (const size_t at : {0, 1}) {
       const std::string name = has_direct_ ? "direct write" : "write";
       if (!has_direct_ && answer > 0 && answer != EINTR) continue;
-      const Status status = WriteWith([&](const std::string& one, size_t number) {
-        return one == name && number == at ? answer : kDo;
+      const Status status = WriteWith([&](const std::string& call, size_t number) {
+        return call == name && number == at ? answer : kDo;
       });
       ASSERT_TRUE(status.ok()) << status.message();
       EXPECT_TRUE(Bytes() == expected) << answer << " at " << at;
       if (answer == kHalf || answer == EINTR) {
-        EXPECT_EQ(calls_.made.size(), 7u) << "nothing was written again";
+        EXPECT_EQ(calls_.names.size(), 7u) << "more than the missing part was written";
       } else {
-        const auto n_direct = std::count(calls_.made.begin(), calls_.made.end(), name);
-        EXPECT_EQ(n_direct, static_cast<ptrdiff_t>(at) + 1) << "it was tried again";
+        const auto n_direct = std::count(calls_.names.begin(), calls_.names.end(), name);
+        EXPECT_EQ(n_direct, static_cast<ptrdiff_t>(at) + 1) << "a direct write was tried again";
       }
     }
   }
@@ -196,7 +198,7 @@ TEST_F(ParameterFileCalls, WhatIsWrittenInPiecesOrOtherwiseIsTheSame) {
 
 TEST_F(ParameterFileCalls, AFileWhoseEndIsLostGetsNoName) {
   ExpectNothingIsLeft(
-      WriteWith([](const std::string& one, size_t) { return one == "write" ? kLose : kDo; }),
+      WriteWith([](const std::string& call, size_t) { return call == "write" ? kLose : kDo; }),
       Code::kDataLoss);
 }
 

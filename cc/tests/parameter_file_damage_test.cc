@@ -1,4 +1,4 @@
-// What a reader does with files that are damaged, truncated, foreign or forged.
+// Parameter files that are damaged, truncated, foreign or forged are refused.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -68,7 +68,7 @@ TEST_F(ParameterFileDamage, HostileHeadersWithGoodChecksumsAreRefused) {
     SetBytes(forged);
     return ParameterFileReader::Open(path_).status().code() == Code::kDataLoss;
   };
-  EXPECT_FALSE(refused(Forged(bytes, 32, uint64_t{78})));  // the control: another step is as good
+  EXPECT_FALSE(refused(Forged(bytes, 32, uint64_t{78})));  // the control: another step is valid
   for (uint32_t dim : {0u, 1u, 3u, 65537u, 0x80000000u, 0xFFFFFFFFu})
     EXPECT_TRUE(refused(Forged(bytes, 16, dim)));
   for (uint64_t n : {uint64_t{0}, uint64_t{4}, uint64_t{6}, uint64_t{1} << 32, uint64_t{1} << 59,
@@ -81,7 +81,7 @@ TEST_F(ParameterFileDamage, HostileHeadersWithGoodChecksumsAreRefused) {
   for (uint32_t kind : {0u, 3u, 4u, 99u, 0xFFFFFFFFu})
     EXPECT_TRUE(refused(Forged(bytes, 40, kind)));
   for (uint32_t planes : {0u, 1u, 3u, 0xFFFFFFFFu}) EXPECT_TRUE(refused(Forged(bytes, 44, planes)));
-  for (size_t offset : {48, 60}) {  // version 2 has nothing there
+  for (size_t offset : {48, 60}) {  // fields that version 2 does not have
     EXPECT_TRUE(refused(Forged(Forged(bytes, 8, uint32_t{2}), offset, 0.1f)));
   }
   for (uint32_t kind : {5u, 0xFFFFFFFFu}) EXPECT_TRUE(refused(Forged(bytes, 64, kind)));
@@ -101,17 +101,18 @@ TEST_F(ParameterFileDamage, HostileListsOfPlanesWithGoodChecksumsAreRefused) {
     SetBytes(forged);
     return ParameterFileReader::Open(path_).status().code() == Code::kDataLoss;
   };
-  EXPECT_FALSE(refused(Forged(bytes, 256, 'a')));               // the control: aount
+  EXPECT_FALSE(refused(Forged(bytes, 256, 'a')));  // the control: the name 'aount' is valid
   EXPECT_FALSE(refused(Forged(bytes, 256 + 48, uint64_t{8})));  // another initial value
-  EXPECT_FALSE(refused(Forged(bytes, 192 + 48, uint32_t{0})));  // of a slot, too
+  EXPECT_FALSE(refused(Forged(bytes, 192 + 48, uint32_t{0})));  // that of a slot, too
   for (size_t plane : {128, 192, 256, 320, 384}) {
     for (char letter : {'\0', 'A', '/', '\xFF'}) EXPECT_TRUE(refused(Forged(bytes, plane, letter)));
     EXPECT_TRUE(refused(Forged(bytes, plane + 30, 'a'))) << "after the zero that ends the name";
     EXPECT_TRUE(refused(Forged(bytes, plane + 31, 'a')));
     for (uint32_t role : {0u, 1u, 2u, 3u, 4u, 5u, 6u, 0xFFFFFFFFu}) {
-      uint32_t own = 0;
-      std::memcpy(&own, &bytes[plane + 32], sizeof(own));
-      EXPECT_EQ(refused(Forged(bytes, plane + 32, role)), role != own) << plane << " " << role;
+      uint32_t true_role = 0;
+      std::memcpy(&true_role, &bytes[plane + 32], sizeof(true_role));
+      EXPECT_EQ(refused(Forged(bytes, plane + 32, role)), role != true_role)
+          << plane << " " << role;
     }
     for (uint32_t type : {0u, 6u, 0xFFFFFFFFu}) {
       EXPECT_TRUE(refused(Forged(bytes, plane + 36, type))) << plane << " " << type;
@@ -122,7 +123,7 @@ TEST_F(ParameterFileDamage, HostileListsOfPlanesWithGoodChecksumsAreRefused) {
     EXPECT_TRUE(refused(Forged(bytes, plane + 44, uint32_t{1})));
     EXPECT_TRUE(refused(Forged(bytes, plane + 56, uint64_t{1})));
   }
-  for (size_t plane : {128, 192}) {  // floats they are
+  for (size_t plane : {128, 192}) {  // these planes must be floats
     for (uint32_t type = 2; type <= 5; ++type) {
       EXPECT_TRUE(refused(Forged(bytes, plane + 36, type)));
     }

@@ -56,7 +56,7 @@ class ParameterFile : public ::testing::Test {
     return info;
   }
 
-  // With metadata planes of three widths.
+  // Adds metadata planes of three widths.
   static ParameterFileInfo WithMetadata(ParameterFileInfo info) {
     info.metadata = {{"count", PlaneType::kUint32, 1, 7},
                      {"last_used", PlaneType::kInt64, 1, ~uint64_t{0}},
@@ -69,8 +69,8 @@ class ParameterFile : public ::testing::Test {
     return static_cast<float>(row * 7 + d) + 0.25f * static_cast<float>(field);
   }
 
-  // What n rows have in each plane, from row `first` on: floats as Value() says, of other types
-  // bytes that tell them apart.
+  // The contents of each plane for n rows from row `first` on: the floats of Value(), or, for other
+  // types, bytes that differ between rows and planes.
   static std::vector<std::string> Values(const ParameterFileInfo& info, size_t first, size_t n) {
     std::vector<std::string> values;
     for (const Plane& plane : PlanesOf(info)) {
@@ -108,7 +108,7 @@ class ParameterFile : public ::testing::Test {
     return Status();
   }
 
-  // Keys and rows of a block; no other planes.
+  // Reads the keys and rows of a block, without its other planes.
   static Status ReadRows(const ParameterFileReader& reader, size_t block, int64_t* keys,
                          float* rows) {
     std::vector<void*> values(PlanesOf(reader.info()).size(), nullptr);
@@ -144,8 +144,8 @@ class ParameterFile : public ::testing::Test {
   void SetBytes(const std::string& bytes) const {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
   }
-  // Sets one field of the header, or of its list of planes, and makes the checksums right again, as
-  // an attacker would.
+  // Returns the bytes with one field of the header or of its list of planes changed, and with valid
+  // checksums, as an attacker would make them.
   template <typename T>
   static std::string Forged(std::string bytes, size_t offset, T value) {
     std::memcpy(&bytes[offset], &value, sizeof(value));

@@ -50,8 +50,8 @@ TEST_F(ParameterFileTest, GivesBackWhatWasWritten) {
           EXPECT_EQ(read.metadata[p].initial, info.metadata[p].initial);
         }
         EXPECT_EQ((*reader)->n_blocks(), (n + 4095) / 4096);
-        const Status all = ReadAll();
-        EXPECT_TRUE(all.ok()) << all.message();
+        const Status status = ReadAll();
+        EXPECT_TRUE(status.ok()) << status.message();
         EXPECT_EQ(Names(), std::vector<std::string>{"table.tsps"});
       }
     }
@@ -65,8 +65,8 @@ TEST_F(ParameterFileTest, AFileWhoseRowsAreCountedIsTheSame) {
     const std::string announced = Bytes();
     ASSERT_TRUE(Write(info, true).ok());
     EXPECT_TRUE(Bytes() == announced) << n;
-    const Status all = ReadAll();
-    EXPECT_TRUE(all.ok()) << all.message();
+    const Status status = ReadAll();
+    EXPECT_TRUE(status.ok()) << status.message();
   }
 }
 
@@ -74,18 +74,18 @@ TEST_F(ParameterFileTest, AWriterKnowsTheChecksumsOfItsFile) {
   for (uint64_t n : {0, 1, 4096, 9000}) {  // up to 7 MB
     const ParameterFileInfo info = WithMetadata(Info(OptimizerKind::kAdagrad, 97, n));
     for (const bool counted : {false, true}) {
-      ParameterFileChecksums found;
-      ASSERT_TRUE(Write(info, counted, &found).ok());
+      ParameterFileChecksums checksums;
+      ASSERT_TRUE(Write(info, counted, &checksums).ok());
       const std::string bytes = Bytes();
-      EXPECT_EQ(found.file, Crc32(0, bytes.data(), bytes.size()));
+      EXPECT_EQ(checksums.file, Crc32(0, bytes.data(), bytes.size()));
       const auto reader = ParameterFileReader::Open(path_);
       ASSERT_TRUE(reader.ok());
       uint32_t blocks = 0;
       for (size_t block = 0; block < (*reader)->n_blocks(); ++block) {
-        const uint32_t one = *(*reader)->BlockChecksum(block);
-        blocks = Crc32(blocks, &one, sizeof(one));
+        const uint32_t checksum = *(*reader)->BlockChecksum(block);
+        blocks = Crc32(blocks, &checksum, sizeof(checksum));
       }
-      EXPECT_EQ(found.blocks, blocks);
+      EXPECT_EQ(checksums.blocks, blocks);
     }
   }
 }
@@ -141,9 +141,9 @@ TEST_F(ParameterFileTest, AFileOfVersion1IsRead) {
   EXPECT_EQ((*reader)->info().optimizer.slot_init[0], 0.1f);
   EXPECT_TRUE((*reader)->info().metadata.empty());
   EXPECT_EQ((*reader)->info().n_rows, 5u);
-  const Status all = ReadAll();
-  EXPECT_TRUE(all.ok()) << all.message();
-  for (const size_t n : {127, 130, 200, 255}) {  // at no other length
+  const Status status = ReadAll();
+  EXPECT_TRUE(status.ok()) << status.message();
+  for (const size_t n : {127, 130, 200, 255}) {  // the file is refused at any other length
     SetBytes(FileOfVersion1(5).substr(0, n));
     EXPECT_NE(ParameterFileReader::Open(path_).status().message().find("truncated"),
               std::string::npos);
@@ -157,10 +157,10 @@ TEST_F(ParameterFileTest, AFileOfVersion1HasWhatVersion1Had) {
     return ParameterFileReader::Open(path_).status().code() == Code::kDataLoss;
   };
   EXPECT_FALSE(refused(Forged(bytes, 32, uint64_t{78})));
-  EXPECT_TRUE(refused(Forged(bytes, 8, uint32_t{2}))) << "no list of planes";
+  EXPECT_TRUE(refused(Forged(bytes, 8, uint32_t{2}))) << "version 2 needs a list of planes";
   EXPECT_TRUE(refused(Forged(bytes, 8, uint32_t{0})));
   EXPECT_TRUE(refused(Forged(bytes, 12, uint32_t{192})));
-  EXPECT_TRUE(refused(Forged(bytes, 40, uint32_t{4}))) << "a rule that version 1 did not know";
+  EXPECT_TRUE(refused(Forged(bytes, 40, uint32_t{4}))) << "version 1 does not have this optimizer";
   for (uint32_t slots : {0u, 2u}) EXPECT_TRUE(refused(Forged(bytes, 44, slots)));
   EXPECT_TRUE(refused(Forged(bytes, 60, std::numeric_limits<float>::quiet_NaN())));
   EXPECT_TRUE(refused(Forged(bytes, 112, uint32_t{1})));
@@ -250,7 +250,7 @@ TEST_F(ParameterFileTest, ASecondWriterOfAPathIsRefusedAndTheFirstsFileIsWhole) 
   ASSERT_TRUE((*first)->Append(&key, values, 1).ok());
   ASSERT_TRUE((*first)->Finish().ok());
   EXPECT_TRUE(ParameterFileReader::Open(path_).ok());
-  EXPECT_TRUE(Write(info).ok()) << "its writer is still there, but has finished";
+  EXPECT_TRUE(Write(info).ok()) << "its writer still exists, but has finished";
 }
 
 TEST_F(ParameterFileTest, AKilledWritersFileIsTakenOver) {
@@ -267,8 +267,8 @@ TEST_F(ParameterFileTest, AKilledWritersFileIsTakenOver) {
   const Status written = Write(info);
   EXPECT_TRUE(written.ok()) << written.message();
   EXPECT_EQ(Names(), std::vector<std::string>{"table.tsps"});
-  const Status all = ReadAll();
-  EXPECT_TRUE(all.ok()) << all.message();
+  const Status read = ReadAll();
+  EXPECT_TRUE(read.ok()) << read.message();
 }
 
 TEST_F(ParameterFileTest, AChildForkedMeanwhileDoesNotKeepThePath) {
@@ -278,9 +278,9 @@ TEST_F(ParameterFileTest, AChildForkedMeanwhileDoesNotKeepThePath) {
   ASSERT_TRUE(writer.ok());
   const pid_t child = fork();
   if (child == 0) {
-    char none;
+    char byte;
     close(wait[1]);
-    _exit(read(wait[0], &none, 1) == 0 ? 0 : 1);
+    _exit(read(wait[0], &byte, 1) == 0 ? 0 : 1);
   }
   writer->reset();
   EXPECT_TRUE(Write(Info(OptimizerKind::kNone, 1, 1)).ok());

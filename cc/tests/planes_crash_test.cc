@@ -1,7 +1,8 @@
-// A table with planes of three widths: the embedding, a slot and two of metadata. Its writer is
-// killed in the middle of mutations. What a reader sees then, what the next writer recovers, and
-// what a fresh table has that a sparse-parameter file was loaded into, is bit for bit what a plain
-// model of the committed mutations has.
+// Crash consistency of a table with planes of three widths: the embedding, a slot and two planes of
+// metadata. Its writer is killed in the middle of mutations. Three states must then equal, bit for
+// bit, a plain model of the committed mutations: the rows that a reader sees, the rows that the
+// next writer recovers, and the rows of a fresh table into which a sparse-parameter file was
+// loaded.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -24,14 +25,14 @@ namespace tsps {
 namespace {
 
 constexpr int kMutations = 24;
-constexpr size_t kDim = 6;  // fewer than the partial sums of a row's squares: added one by one
+constexpr size_t kDim = 6;  // too small for partial sums: squares are added one by one
 constexpr float kStart = 0.25f;
 constexpr float kHyper[] = {0.5f, 1e-3f};
 constexpr uint32_t kFirstCount = 7;
 constexpr int64_t kFirstUse = -1;
 
-// By key: the bytes of all planes of its row, in the order of the list, but for the key and the
-// change generation.
+// Maps each key to the bytes of its row in all planes, in the order of the list, except for the
+// planes of the key and the change generation.
 using Content = std::map<int64_t, std::string>;
 
 template <typename T>
@@ -39,17 +40,18 @@ void Put(const std::vector<T>& values, std::string* bytes) {
   bytes->append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// --- The mutations: each a function of its number alone. ---
+// --- The mutations. Each depends on its number alone. ---
 
-enum class What { kStep, kAssign, kAssignCount, kErase };
+enum class MutationKind { kStep, kAssign, kAssignCount, kErase };
 
-What WhatOf(int i) {
-  if (i % 4 < 2) return What::kStep;
-  if (i % 4 == 2) return What::kAssign;
-  return i % 8 == 3 ? What::kAssignCount : What::kErase;
+MutationKind KindOf(int i) {
+  if (i % 4 < 2) return MutationKind::kStep;
+  if (i % 4 == 2) return MutationKind::kAssign;
+  return i % 8 == 3 ? MutationKind::kAssignCount : MutationKind::kErase;
 }
 
-// Half of them from a few hundred that are used again and again; half makes the index grow.
+// The keys of mutation i. Half of them are from a few hundred that are used again and again; the
+// other half makes the index grow.
 std::vector<int64_t> KeysOf(int i) {
   std::mt19937_64 random(static_cast<uint64_t>(i) * 977 + 5);
   std::set<int64_t> keys;
@@ -59,7 +61,7 @@ std::vector<int64_t> KeysOf(int i) {
   return {keys.begin(), keys.end()};
 }
 
-// Tells keys, mutations and elements apart.
+// A number that depends on the key, the mutation and the element.
 float NumberOf(int64_t key, int i, size_t d) {
   return static_cast<float>((key % 1009 * 31 + i * 7 + static_cast<int64_t>(d) * 13) % 2001 -
                             1000) /
@@ -76,17 +78,17 @@ class Model {
 
   void Apply(int i) {
     for (const int64_t key : KeysOf(i)) {
-      if (WhatOf(i) == What::kErase) {
+      if (KindOf(i) == MutationKind::kErase) {
         rows_.erase(key);
         continue;
       }
       Row& row = RowOf(key);
-      if (WhatOf(i) == What::kAssign) {
+      if (KindOf(i) == MutationKind::kAssign) {
         for (size_t d = 0; d < kDim; ++d) row.values[d] = NumberOf(key, i, d);
         for (size_t d = 0; d < row.slot.size(); ++d) row.slot[d] = 1 + NumberOf(key, i, d);
         row.use = UseOf(key, i);
       }
-      if (WhatOf(i) == What::kStep) {
+      if (KindOf(i) == MutationKind::kStep) {
         Update(key, i, &row);
       } else {
         row.count = CountOf(key, i);
@@ -114,12 +116,12 @@ class Model {
   };
 
   Row& RowOf(int64_t key) {
-    const auto [found, fresh] = rows_.try_emplace(key);
-    if (fresh) {
-      InitialRow(MakeConfig("t", kDim).initializer, key, kDim, found->second.values.data());
-      found->second.slot.assign(kind_ == OptimizerKind::kAdagrad ? kDim : 1, kStart);
+    const auto [entry, is_new] = rows_.try_emplace(key);
+    if (is_new) {
+      InitialRow(MakeConfig("t", kDim).initializer, key, kDim, entry->second.values.data());
+      entry->second.slot.assign(kind_ == OptimizerKind::kAdagrad ? kDim : 1, kStart);
     }
-    return found->second;
+    return entry->second;
   }
 
   void Update(int64_t key, int i, Row* row) const {
@@ -163,7 +165,7 @@ Status MakeTable(const std::string& path, OptimizerKind kind) {
 Status Mutate(Group& group, GroupWriter& writer, OptimizerKind kind, int i) {
   SerialExecutor serial;
   const std::vector<int64_t> keys = KeysOf(i);
-  if (WhatOf(i) == What::kErase) return writer.Erase(0, keys.data(), keys.size()).status();
+  if (KindOf(i) == MutationKind::kErase) return writer.Erase(0, keys.data(), keys.size()).status();
   const size_t width = SlotWidth(kind, 0, kDim);
   std::vector<float> rows, slots;
   std::vector<uint32_t> counts;
@@ -174,12 +176,12 @@ Status Mutate(Group& group, GroupWriter& writer, OptimizerKind kind, int i) {
     counts.push_back(CountOf(key, i));
     uses.push_back(UseOf(key, i));
   }
-  if (WhatOf(i) == What::kStep) {
+  if (KindOf(i) == MutationKind::kStep) {
     const TableUpdate update = {0, keys.data(), rows.data(), keys.size(), kHyper, 2};
     return writer.ApplyStep(group.step() + 1, {update}, serial);
   }
   std::vector<PlaneValues> planes = {{PlaneRole::kMetadata, "count", 4, counts.data()}};
-  if (WhatOf(i) == What::kAssign) {
+  if (KindOf(i) == MutationKind::kAssign) {
     planes.push_back({PlaneRole::kMetadata, "last_used", 8, uses.data()});
     planes.push_back({PlaneRole::kSlot, "accumulator", 4 * width, slots.data()});
     planes.push_back({PlaneRole::kEmbedding, "embedding", 4 * kDim, rows.data()});
@@ -187,10 +189,10 @@ Status Mutate(Group& group, GroupWriter& writer, OptimizerKind kind, int i) {
   return writer.Assign(0, keys.data(), planes, keys.size(), serial);
 }
 
-// How many mutations are committed, those that made the table included.
-uint64_t DoneBy(Group& group) { return group.Info().step + group.Info().version; }
+// The number of committed mutations, including those that made the table.
+uint64_t CommittedBy(Group& group) { return group.Info().step + group.Info().version; }
 
-// Of an open table, with its planes as `info` has them.
+// The rows of an open table with the planes of `info`.
 Content ReadContent(Group& group, const ParameterFileInfo& info) {
   Content content;
   const std::vector<Plane> planes = PlanesOf(info);
@@ -227,7 +229,7 @@ Status Save(const Content& content, const ParameterFileInfo& info, const std::st
   return file->Finish();
 }
 
-// Into a table that is made for it.
+// Loads a file into an empty table that has its planes.
 Status Load(const std::string& path, GroupWriter& writer) {
   SerialExecutor serial;
   TSPS_ASSIGN_OR_RETURN(const auto file, ParameterFileReader::Open(path));
@@ -249,7 +251,7 @@ Status Load(const std::string& path, GroupWriter& writer) {
   return Status();
 }
 
-// The same by a scan.
+// The rows of a table, read by a scan.
 Content ContentOfScan(Scan& scan) {
   constexpr size_t kBlock = 100;
   Content content;
@@ -287,7 +289,7 @@ class PlanesCrash : public ::testing::Test {
     }
     expected_.push_back(model.Bytes());
     ASSERT_TSPS_OK(MakeTable(path_, kind_));
-    first_ = DoneBy(**Group::Open(path_));
+    first_ = CommittedBy(**Group::Open(path_));
     info_.dim = kDim;
     info_.optimizer.kind = kind_;
     info_.optimizer.slot_init[0] = kStart;
@@ -295,20 +297,20 @@ class PlanesCrash : public ::testing::Test {
     info_.metadata = Config().metadata;
   }
 
-  // Carries the mutations on from wherever the table is.
+  // Opens the table as its writer and makes the rest of the mutations.
   void Work() const {
     auto group = Group::Open(path_);
     if (!group.ok()) _exit(10);
     auto writer = (*group)->OpenWriter();
     if (!writer.ok()) _exit(11);
-    for (auto i = static_cast<int>(DoneBy(**group) - first_); i < kMutations; ++i) {
+    for (auto i = static_cast<int>(CommittedBy(**group) - first_); i < kMutations; ++i) {
       if (!Mutate(**group, **writer, kind_, i).ok()) _exit(12);
     }
   }
 
-  // The table is what the model is after the committed mutations.
+  // Expects that the table equals the model after the committed mutations.
   void ExpectWhole(Group& group, const std::string& when) {
-    const uint64_t done = DoneBy(group) - first_;
+    const uint64_t done = CommittedBy(group) - first_;
     ASSERT_LE(done, static_cast<uint64_t>(kMutations)) << when;
     EXPECT_TRUE(ReadContent(group, info_) == expected_[done]) << when << ": torn at " << done;
     auto scan = Scan::Begin(group, {});
@@ -316,7 +318,7 @@ class PlanesCrash : public ::testing::Test {
     EXPECT_TRUE(ContentOfScan(**scan) == expected_[done]) << when << ": torn by a scan at " << done;
   }
 
-  // A fresh table has it, too, by way of a file.
+  // Saves the rows to a file, and expects that a fresh table has them after it has loaded the file.
   void ExpectSaved(Group& group, const std::string& when) {
     const Content content = ReadContent(group, info_);
     info_.n_rows = content.size();
@@ -330,7 +332,7 @@ class PlanesCrash : public ::testing::Test {
     ASSERT_TRUE(writer.ok()) << writer.status().message();
     ASSERT_TSPS_OK(Load(file_, **writer));
     ASSERT_TSPS_OK((*writer)->Verify());
-    EXPECT_TRUE(ReadContent(**fresh, info_) == content) << when << ": another table from its file";
+    EXPECT_TRUE(ReadContent(**fresh, info_) == content) << when << ": the loaded rows differ";
   }
 
   TempDir dir_;
@@ -351,9 +353,9 @@ class PlanesCrashTest
 TEST_P(PlanesCrashTest, EveryPlaneIsThatOfTheCommittedMutations) {
   const std::string point = std::get<1>(GetParam());
   int kills = 0;
-  std::shared_ptr<Group> beside = *Group::Open(path_);
-  std::unique_ptr<Scan> scan;  // from before the last writer to after its recovery
-  const auto begin_scan = [&] { scan = std::move(*Scan::Begin(*beside, {})); };
+  std::shared_ptr<Group> scan_group = *Group::Open(path_);
+  std::unique_ptr<Scan> scan;  // begins before a writer and ends after the recovery from its kill
+  const auto begin_scan = [&] { scan = std::move(*Scan::Begin(*scan_group, {})); };
   begin_scan();
   for (long n = 1; KilledAt(point, n, [&] { Work(); }); n += 1 + n) {
     ++kills;
@@ -363,7 +365,7 @@ TEST_P(PlanesCrashTest, EveryPlaneIsThatOfTheCommittedMutations) {
       ASSERT_TRUE(reader.ok()) << when << ": " << reader.status().message();
       ExpectWhole(**reader, when + ", seen by a reader");
     }
-    KilledAt("recovery.row", 50 * kills, [&] {  // if it has so much to do
+    KilledAt("recovery.row", 50 * kills, [&] {  // if the recovery is long enough
       auto group = Group::Open(path_);
       auto writer = (*group)->OpenWriter();
     });
@@ -380,10 +382,10 @@ TEST_P(PlanesCrashTest, EveryPlaneIsThatOfTheCommittedMutations) {
   }
   auto group = Group::Open(path_);
   ASSERT_TRUE(group.ok());
-  EXPECT_EQ(DoneBy(**group) - first_, static_cast<uint64_t>(kMutations));
+  EXPECT_EQ(CommittedBy(**group) - first_, static_cast<uint64_t>(kMutations));
   ExpectWhole(**group, "at the end");
   ExpectSaved(**group, "at the end");
-  EXPECT_GE(kills, 2) << "the point is hardly ever passed";
+  EXPECT_GE(kills, 2) << "the writer passes the point too rarely";
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -402,15 +404,15 @@ class PlanesCrashControl : public PlanesCrash {
   PlanesCrashControl() : PlanesCrash(OptimizerKind::kRowWiseAdagrad) {}
 };
 
-// The test must be able to fail: without undoing, a kill in an assign of counts alone is seen.
+// The control of these tests: without the undo log, a kill in an assign of counts is visible.
 TEST_F(PlanesCrashControl, WithoutTheUndoLogCountsAreTorn) {
-  ASSERT_TRUE(WhatOf(2) == What::kAssign && WhatOf(3) == What::kAssignCount);
+  ASSERT_TRUE(KindOf(2) == MutationKind::kAssign && KindOf(3) == MutationKind::kAssignCount);
   const size_t n = KeysOf(2).size() + KeysOf(3).size() - 1;
   ASSERT_TRUE(KilledAt("assign.row", static_cast<long>(n), [&] { Work(); }));
   const auto recover = [&] {
     auto group = Group::Open(path_);
     auto writer = (*group)->OpenWriter();
-    if (DoneBy(**group) - first_ != 3) _exit(13);
+    if (CommittedBy(**group) - first_ != 3) _exit(13);
     if (!(ReadContent(**group, info_) == expected_[3])) kill(getpid(), SIGKILL);
   };
   setenv("TFSPS_FAULT_OFF", "undo", 1);
@@ -421,7 +423,7 @@ TEST_F(PlanesCrashControl, WithoutTheUndoLogCountsAreTorn) {
   EXPECT_TRUE(torn);
   std::filesystem::remove_all(path_);
   std::filesystem::rename(copy, path_);
-  EXPECT_FALSE(KilledAt("none", 1, recover)) << "with the undo log it is whole";
+  EXPECT_FALSE(KilledAt("none", 1, recover)) << "the undo log does not restore the counts";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Planes of a table: what they hold, and for how long.
+// The contents of a table's planes after steps, assigns, erases and a change of the optimizer.
 #include "core/table/planes.h"
 
 #include <cstring>
@@ -16,7 +16,7 @@ enum { kRow, kAccumulator, kKey, kChanged, kCount, kTimes };
 
 class PlanesTest : public GroupTest {
  protected:
-  // With a count, 7 at first, and two numbers of half precision, 1 at first.
+  // The metadata are a count, initially 7, and two numbers of half precision, initially 1.
   int AddTableWithMetadata() {
     TableConfig config = MakeConfig("t", 4);
     config.metadata = {{"count", PlaneType::kUint32, 1, 7},
@@ -32,7 +32,7 @@ class PlanesTest : public GroupTest {
     optimizer.slot_init[0] = 0.25f;
     ASSERT_TSPS_OK(writer_->BindOptimizer(table, optimizer, /*replace=*/true));
   }
-  // Of a key that is there.
+  // The first n bytes of a key's row in a plane; empty if the key or the plane does not exist.
   std::string Bytes(int table, size_t plane, int64_t key, size_t n) {
     std::string bytes;
     const Status read = group_->Read([&](const ReadView& view) {
@@ -64,7 +64,7 @@ TEST_F(PlanesTest, ANewRowHasItsKeyAndInitialValuesInEveryPlane) {
     EXPECT_EQ(Values<uint32_t>(table, kCount, key, 1), std::vector<uint32_t>{7});
     EXPECT_EQ(Values<uint16_t>(table, kTimes, key, 2), (std::vector<uint16_t>{0x3C00, 0x3C00}));
   }
-  EXPECT_EQ(Bytes(table, kTimes + 1, 5, 1), "") << "a plane that there is not";
+  EXPECT_EQ(Bytes(table, kTimes + 1, 5, 1), "") << "the table has no such plane";
 }
 
 TEST_F(PlanesTest, ARowThatIsUsedAgainBeginsAnew) {
@@ -105,7 +105,7 @@ TEST_F(PlanesTest, ASlotOfOneFloatLiesBesideRowsOfFour) {
   const std::vector<float> rows = {1, 2, 3, 4, 5, 6, 7, 8};
   const std::vector<float> accumulators = {10, 20};
   const float* const slots[] = {accumulators.data()};
-  const int64_t keys[] = {9, 3};  // one is new
+  const int64_t keys[] = {9, 3};  // key 9 is new
   ASSERT_TSPS_OK(writer_->Assign(table, keys, rows.data(), slots, 2, executor_));
   for (const bool again : {false, true}) {
     if (again) Reopen();
@@ -149,14 +149,15 @@ TEST_F(PlanesTest, AssignSetsThePlanesThatItNames) {
   const int table = AddTableWithMetadata();
   ASSERT_TSPS_OK(Step(table, {3}, 2.0f));
   const std::vector<float> row = Values<float>(table, kRow, 3, 4);
-  const int64_t keys[] = {3, 9, 3};  // one is new; of equal keys the last wins
+  const int64_t keys[] = {3, 9, 3};  // key 9 is new; of equal keys the last wins
   const uint32_t counts[] = {1, 2, 3};
   const uint16_t times[] = {4, 5, 6, 7, 8, 9};
   const PlaneValues count = {PlaneRole::kMetadata, "count", 4, counts};
   ASSERT_TSPS_OK(writer_->Assign(table, keys, {count}, 3, executor_));
   EXPECT_EQ(Values<float>(table, kRow, 3, 4), row);
   EXPECT_EQ(Values<float>(table, kAccumulator, 3, 4), std::vector<float>(4, 4.25f));
-  EXPECT_EQ(Values<float>(table, kRow, 9, 4), LookupRow(*group_, table, 9)) << "its initial row";
+  EXPECT_EQ(Values<float>(table, kRow, 9, 4), LookupRow(*group_, table, 9))
+      << "a new row has its initial values";
   ASSERT_TSPS_OK(
       writer_->Assign(table, keys, {{PlaneRole::kMetadata, "times", 4, times}}, 3, executor_));
   for (const bool again : {false, true}) {
@@ -167,10 +168,10 @@ TEST_F(PlanesTest, AssignSetsThePlanesThatItNames) {
     EXPECT_EQ(Values<uint16_t>(table, kTimes, 9, 2), (std::vector<uint16_t>{6, 7}));
     ASSERT_TSPS_OK(writer_->Verify());
   }
-  const auto refused = [&](const std::vector<PlaneValues>& planes, const char* said) {
+  const auto refused = [&](const std::vector<PlaneValues>& planes, const char* text) {
     const Status status = writer_->Assign(table, keys, planes, 3, executor_);
-    EXPECT_EQ(status.code(), Code::kInvalidArgument) << said;
-    EXPECT_NE(status.message().find(said), std::string::npos) << status.message();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << text;
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
   };
   refused({{PlaneRole::kMetadata, "sum", 4, counts}}, "no plane 'sum'");
   refused({{PlaneRole::kSlot, "count", 4, counts}}, "no plane 'count'");

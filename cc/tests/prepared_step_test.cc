@@ -1,4 +1,4 @@
-// A step in two acts: everything that can fail, and what cannot.
+// A step in two phases: Prepare does everything that can fail; Publish cannot fail.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,8 @@ namespace {
 
 class PreparedStepTest : public GroupTest {
  protected:
-  // SGD with rate 1: rows move by minus `g`. What it points to lives as long as the test.
+  // Prepares a step of SGD with rate 1, which subtracts `g` from the rows. The test object owns the
+  // arrays of the step.
   Status Prepare(int table, const std::vector<int64_t>& keys, float g, uint64_t step) {
     keys_ = keys;
     gradients_.assign(keys.size() * static_cast<size_t>(ConfigOf(*group_, table).dim), g);
@@ -61,7 +62,7 @@ TEST_F(PreparedStepTest, AbortedLeavesNothingBehind) {
   writer_->Abort();
   EXPECT_EQ(ReadImage(*group_), before);
   ASSERT_TSPS_OK(writer_->Verify());
-  // The same step, of other keys, as if nothing had been.
+  // A step of the same number, with other keys, is not affected.
   ASSERT_TSPS_OK(Step(table, {7}, 1.0f));
   EXPECT_EQ(ReadImage(*group_).tables[0].size(), 3u);
   ASSERT_TSPS_OK(writer_->Verify());

@@ -1,4 +1,4 @@
-// Readers that take longer than the writer is quiet.
+// Readers that take longer than the time between two mutations of the writer.
 #include "core/group/reader_turns.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class ReaderTurnsTest : public GroupTest {
     ASSERT_TRUE(reader.ok());
     reader_ = *reader;
   }
-  // Makes steps as fast as it can while `body` runs.
+  // Runs `body` while a thread makes steps as fast as it can.
   void BesideAWriter(const std::function<void()>& body) {
     std::atomic<bool> stop{false};
     std::thread writer([&] {
@@ -46,16 +46,17 @@ class ReaderTurnsTest : public GroupTest {
     stop = true;
     writer.join();
   }
-  // A read that waits until the writer has made a step beside it. A writer that has yielded makes
-  // none; the read then ends after `longest_s`.
+  // Makes a read that waits until the writer has made a step meanwhile. If the writer makes none,
+  // because it has yielded, the read ends after `longest_s`. Returns whether the read succeeded.
   bool ReadSlowly(int attempts, double longest_s = 0.004) {
     const auto read = reader_->TryRead(
         [&](const ReadView&) {
           const auto end =
               std::chrono::steady_clock::now() + std::chrono::duration<double>(longest_s);
           // The first step that is counted may have ended before the read began.
-          const int64_t beside = steps_.load() + 2;
-          while (steps_.load() < beside && std::chrono::steady_clock::now() < end) usleep(100);
+          const int64_t enough_steps = steps_.load() + 2;
+          while (steps_.load() < enough_steps && std::chrono::steady_clock::now() < end)
+            usleep(100);
           return Status();
         },
         60.0, attempts);
@@ -64,7 +65,7 @@ class ReaderTurnsTest : public GroupTest {
   }
 
   int table_ = 0;
-  std::atomic<int64_t> steps_{0};  // of the writer
+  std::atomic<int64_t> steps_{0};  // made by the writer
   std::vector<int64_t> keys_;
   std::shared_ptr<Group> reader_;
 };
@@ -80,7 +81,7 @@ TEST_F(ReaderTurnsTest, WithoutTurnsItLosesEveryTime) {
   const pid_t child = fork();
   if (child == 0) {
     setenv("TFSPS_FAULT_OFF", "turns", 1);
-    static_cast<void>(writer_.release());  // the parent's
+    static_cast<void>(writer_.release());  // the parent's writer
     group_ = *Group::Create(dir_ / "own", kUuid);
     writer_ = std::move(*group_->OpenWriter());
     table_ = AddTable("t", kDim);
@@ -91,11 +92,11 @@ TEST_F(ReaderTurnsTest, WithoutTurnsItLosesEveryTime) {
   }
   int status = 0;
   waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0) << "it was read";
+  EXPECT_EQ(status, 0) << "the read succeeded";
 }
 #endif
 
-// Each of them needs a turn, and scans have all their places taken.
+// Each lookup needs a turn, and all places of scans are taken.
 TEST_F(ReaderTurnsTest, ManyLookupsAtOnceNeedNoPlacesOfScans) {
   std::vector<std::unique_ptr<Scan>> scans;
   for (size_t i = 0; i < kMaxScans; ++i) {
@@ -117,14 +118,14 @@ TEST_F(ReaderTurnsTest, ManyLookupsAtOnceNeedNoPlacesOfScans) {
             gather.CopyAll(rows.data(), executor_);
             return Status();
           },
-          [](Scan&) { return Error(Code::kInternal, "there is no place for it"); }));
+          [](Scan&) { return Error(Code::kInternal, "no scan has a free place"); }));
       ++reads;
     }
   };
   BesideAWriter([&] {
     std::vector<std::thread> readers;
     for (int r = 0; r < 12; ++r) {
-      // Some with as many keys as would be scanned.
+      // Some lookups claim so many keys that they would use a scan.
       readers.emplace_back([&, r] { look_up(r % 4 == 0 ? size_t{1} << 20 : keys_.size()); });
     }
     for (std::thread& reader : readers) reader.join();

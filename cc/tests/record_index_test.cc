@@ -30,9 +30,9 @@ void InsertOne(RecordIndex& index, uint64_t tag, uint32_t place) {
 }
 
 std::multimap<uint64_t, uint32_t> Contents(const RecordIndex& index) {
-  std::multimap<uint64_t, uint32_t> found;
-  index.ForEach([&](uint64_t tag, uint32_t place) { found.emplace(tag, place); });
-  return found;
+  std::multimap<uint64_t, uint32_t> contents;
+  index.ForEach([&](uint64_t tag, uint32_t place) { contents.emplace(tag, place); });
+  return contents;
 }
 
 TEST(RecordIndex, RandomOperationsDoWhatAMapDoes) {
@@ -45,33 +45,33 @@ TEST(RecordIndex, RandomOperationsDoWhatAMapDoes) {
   uint32_t next = 0;
   for (int round = 0; round < 60; ++round) {
     std::vector<uint64_t> tags;
-    std::vector<int64_t> fresh;
+    std::vector<int64_t> new_keys;
     for (int i = 0; i < 1500; ++i) {
       const int64_t key = static_cast<int64_t>(random() % 60000);
       if (expected.count(key) != 0) continue;
       expected[key] = next++;
-      fresh.push_back(key);
+      new_keys.push_back(key);
       tags.push_back(TagOf(key, kSeed));
     }
     ASSERT_TSPS_OK((*index)->Reserve(tags.data(), tags.size()));
-    for (size_t i = 0; i < tags.size(); ++i) (*index)->Insert(tags[i], expected[fresh[i]]);
-    for (auto it = expected.begin(); it != expected.end();) {
-      const uint64_t tag = TagOf(it->first, kSeed);
-      const uint64_t what = random() % 8;
-      if (what == 0) {
-        EXPECT_TRUE((*index)->Remove(tag, it->second));
-        EXPECT_FALSE((*index)->Remove(tag, it->second));
-        it = expected.erase(it);
+    for (size_t i = 0; i < tags.size(); ++i) (*index)->Insert(tags[i], expected[new_keys[i]]);
+    for (auto entry = expected.begin(); entry != expected.end();) {
+      const uint64_t tag = TagOf(entry->first, kSeed);
+      const uint64_t choice = random() % 8;
+      if (choice == 0) {
+        EXPECT_TRUE((*index)->Remove(tag, entry->second));
+        EXPECT_FALSE((*index)->Remove(tag, entry->second));
+        entry = expected.erase(entry);
         continue;
       }
-      if (what == 1) {
-        EXPECT_TRUE((*index)->Replace(tag, it->second, next));
-        it->second = next++;
+      if (choice == 1) {
+        EXPECT_TRUE((*index)->Replace(tag, entry->second, next));
+        entry->second = next++;
       }
-      ++it;
+      ++entry;
     }
     EXPECT_EQ((*index)->live(), expected.size());
-    if (round % 20 == 19) {  // as another process sees it, and the next writer
+    if (round % 20 == 19) {  // first as a reader in another process, then as the next writer
       index = RecordIndex::Open(dir / "", kSeed);
       ASSERT_TRUE(index.ok()) << index.status().message();
       for (const auto& [key, place] : expected) {
@@ -82,12 +82,14 @@ TEST(RecordIndex, RandomOperationsDoWhatAMapDoes) {
       EXPECT_EQ((*index)->live(), expected.size());
     }
   }
-  std::multimap<uint64_t, uint32_t> contents;
-  for (const auto& [key, place] : expected) contents.emplace(TagOf(key, kSeed), place);
-  std::set<std::pair<uint64_t, uint32_t>> a(contents.begin(), contents.end());
-  const auto found = Contents(**index);
-  EXPECT_EQ(a, (std::set<std::pair<uint64_t, uint32_t>>(found.begin(), found.end())));
-  EXPECT_EQ(found.size(), contents.size());
+  std::multimap<uint64_t, uint32_t> expected_contents;
+  for (const auto& [key, place] : expected) expected_contents.emplace(TagOf(key, kSeed), place);
+  std::set<std::pair<uint64_t, uint32_t>> expected_entries(expected_contents.begin(),
+                                                           expected_contents.end());
+  const auto entries = Contents(**index);
+  EXPECT_EQ(expected_entries,
+            (std::set<std::pair<uint64_t, uint32_t>>(entries.begin(), entries.end())));
+  EXPECT_EQ(entries.size(), expected_contents.size());
 }
 
 TEST(RecordIndex, ARowTakesAtMostTwelveBytes) {
@@ -95,7 +97,7 @@ TEST(RecordIndex, ARowTakesAtMostTwelveBytes) {
   auto index = RecordIndex::Create(dir / "", kSeed);
   ASSERT_TRUE(index.ok()) << index.status().message();
   constexpr size_t kBatch = 20000;
-  size_t rows = 0, others = 0, lookups = 0;
+  size_t rows = 0, false_matches = 0, lookups = 0;
   double most = 0;
   while (rows < 3'000'000) {
     std::vector<uint64_t> tags(kBatch);
@@ -108,12 +110,12 @@ TEST(RecordIndex, ARowTakesAtMostTwelveBytes) {
     }
   }
   EXPECT_LE(most, 12.0);
-  EXPECT_GE(most, 9.0);  // what the entries themselves take
+  EXPECT_GE(most, 9.0);  // the bytes of the entries themselves
   for (int64_t key = -20000; key < 20000; ++key, ++lookups) {
     const auto places = FindAll(**index, TagOf(key, kSeed));
-    others += places.size() - (key >= 0);
+    false_matches += places.size() - (key >= 0);
   }
-  EXPECT_LE(others, lookups / 200);  // each is a record that is read for nothing
+  EXPECT_LE(false_matches, lookups / 200);  // each costs a read of another key's record
 }
 
 TEST(RecordIndex, TagsThatCrowdInOneHalfFitAndEndWithAnError) {
@@ -123,7 +125,7 @@ TEST(RecordIndex, TagsThatCrowdInOneHalfFitAndEndWithAnError) {
   Status status;
   uint32_t n = 0;
   for (; n < 100'000 && status.ok(); ++n) {
-    const uint64_t tag = uint64_t{n} << 18;  // the directory's bits are 0 in all of them
+    const uint64_t tag = uint64_t{n} << 18;  // the bits that the directory uses are 0 in all tags
     status = (*index)->Reserve(&tag, 1);
     if (status.ok()) (*index)->Insert(tag, n);
   }
@@ -145,7 +147,7 @@ TEST(RecordIndex, AnotherTablesOrADamagedOneIsRefused) {
   {
     auto index = RecordIndex::Open(dir / "", kSeed);
     ASSERT_TRUE(index.ok());
-    EXPECT_EQ((*index)->MakeWritable(19'999).code(), Code::kDataLoss);  // a place of no record
+    EXPECT_EQ((*index)->MakeWritable(19'999).code(), Code::kDataLoss);  // a place is out of range
   }
   auto index = RecordIndex::Open(dir / "", kSeed);
   ASSERT_TRUE(index.ok());
@@ -159,8 +161,8 @@ TEST(RecordIndex, AKilledGrowthIsUndoneOrFinished) {
     for (long n = 1; n < 12; n += 3) {
       TempDir dir;
       {
-        auto made = RecordIndex::Create(dir / "", kSeed);
-        ASSERT_TRUE(made.ok()) << made.status().message();
+        auto created = RecordIndex::Create(dir / "", kSeed);
+        ASSERT_TRUE(created.ok()) << created.status().message();
       }
       constexpr uint32_t kRows = 120'000;
       const bool killed = KilledAt(point, n, [&] {

@@ -22,7 +22,7 @@ namespace tsps {
 namespace {
 
 constexpr size_t kPayload = 132;  // 144 bytes a record
-const char kOther[] = "0123456789abcdef0123456789abcdef";
+const char kOtherTable[] = "0123456789abcdef0123456789abcdef";
 const char kTable[] = "fedcba9876543210fedcba9876543210";
 
 class RecordLogTest : public testing::Test {
@@ -44,8 +44,8 @@ class RecordLogTest : public testing::Test {
     log_ = std::move(*log);
   }
 
-  // What a record has: of its key and how often the key was written.
-  static void Expected(int64_t key, uint32_t version, char* payload) {
+  // Fills in the payload of a record, which depends on the key and its version.
+  static void FillPayload(int64_t key, uint32_t version, char* payload) {
     for (size_t i = 0; i < kPayload; ++i) {
       payload[i] = static_cast<char>(key * 31 + version * 7 + static_cast<int64_t>(i));
     }
@@ -56,7 +56,7 @@ class RecordLogTest : public testing::Test {
     TSPS_RETURN_IF_ERROR(log_->Append(
         keys.size(),
         [&](size_t i, char* payload) {
-          Expected(keys[i], version, payload);
+          FillPayload(keys[i], version, payload);
           return keys[i];
         },
         places.data()));
@@ -81,7 +81,7 @@ class RecordLogTest : public testing::Test {
     ASSERT_TSPS_OK(log_->Read(
         shuffled.data(), shuffled.size(), false, [&](size_t i, int64_t key, const char* payload) {
           char expected[kPayload];
-          Expected(keys[order[i]], rows_[keys[order[i]]].second, expected);
+          FillPayload(keys[order[i]], rows_[keys[order[i]]].second, expected);
           wrong += key != keys[order[i]] || std::memcmp(payload, expected, kPayload) != 0;
           ++seen;
         }));
@@ -116,7 +116,7 @@ TEST_F(RecordLogTest, RecordsOfSeveralFilesAndPagesAreReadByFewReads) {
   const RecordLog::Counters before = log_->counters();
   ExpectAll();
   const RecordLog::Counters after = log_->counters();
-  EXPECT_LE(after.reads - before.reads, 40u);  // of 64 KiB
+  EXPECT_LE(after.reads - before.reads, 40u);  // of at most 64 KiB each
   EXPECT_LE(after.bytes_read - before.bytes_read, 10'000 * 144 * 11 / 10u);
 }
 
@@ -137,8 +137,9 @@ TEST_F(RecordLogTest, RecordsOfMoreThanAPageAndOfMoreThanAWrite) {
         places.data()));
     std::atomic<size_t> right{0};
     ASSERT_TSPS_OK(
-        (*log)->Read(places.data(), 7, true, [&](size_t i, int64_t key, const char* found) {
-          right += key == static_cast<int64_t>(i) && found[payload - 1] == static_cast<char>(i + 1);
+        (*log)->Read(places.data(), 7, true, [&](size_t i, int64_t key, const char* record) {
+          right +=
+              key == static_cast<int64_t>(i) && record[payload - 1] == static_cast<char>(i + 1);
         }));
     EXPECT_EQ(right.load(), 7u);
   }
@@ -160,8 +161,8 @@ TEST_F(RecordLogTest, ChangedBytesAreNoticedAndNamed) {
   const Status status = log_->Read(&place, 1, false, ignore);
   EXPECT_EQ(status.code(), Code::kDataLoss);
   EXPECT_NE(status.message().find(path), std::string::npos) << status.message();
-  const uint32_t nowhere = place + 100'000'000;
-  EXPECT_EQ(log_->Read(&nowhere, 1, false, ignore).code(), Code::kNotFound);
+  const uint32_t absent_place = place + 100'000'000;
+  EXPECT_EQ(log_->Read(&absent_place, 1, false, ignore).code(), Code::kNotFound);
   rows_.erase(1234);
   ExpectAll();
 }
@@ -173,23 +174,24 @@ TEST_F(RecordLogTest, FilesOfAnotherGroupOrOfOtherRecordsAreRefused) {
     EXPECT_EQ(status.code(), Code::kDataLoss);
     EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
   };
-  refused(RecordLayout(kOther, kPayload, 256 * 1024), "belongs to the table");
-  refused(Layout(kPayload + 8), "expected file");
+  refused(RecordLayout(kOtherTable, kPayload, 256 * 1024), "belongs to the table");
+  refused(Layout(kPayload + 8), "Expected: file");
   ASSERT_EQ(truncate(RecordFile::PathOf(dir_ / "", 0).c_str(), 100), 0);
-  refused(Layout(), "fewer than its header");
+  refused(Layout(), "A header has");
 }
 
-// A reader that has a removed file open, whose number was given to another, reads the other.
+// The number of a removed file is given to a new file. A reader that has the removed file open
+// reads the new one.
 TEST_F(RecordLogTest, ARemovedFilesNumberMayComeAgain) {
   ASSERT_TSPS_OK(Append({1, 2, 3}, 0));
   auto reader = RecordLog::Open(dir_ / "", Layout(), *threads_);
   ASSERT_TRUE(reader.ok());
   const uint32_t place = rows_[2].first;
   const auto read = [&] {
-    int64_t found = -1;
-    const Status status =
-        (*reader)->Read(&place, 1, false, [&](size_t, int64_t key, const char*) { found = key; });
-    return status.ok() ? found : -1;
+    int64_t key_read = -1;
+    const Status status = (*reader)->Read(
+        &place, 1, false, [&](size_t, int64_t key, const char*) { key_read = key; });
+    return status.ok() ? key_read : -1;
   };
   EXPECT_EQ(read(), 2);
   ASSERT_TSPS_OK(log_->RemoveFile(0));
@@ -232,24 +234,25 @@ TEST_F(RecordLogTest, ThreadsSharedByManyCallersServeThemAll) {
         ++asked;
         const Status status =
             log_->Read(&place, 1, caller % 2 == 0,
-                       [&](size_t, int64_t found, const char*) { seen += found == key; });
+                       [&](size_t, int64_t key_read, const char*) { seen += key_read == key; });
         EXPECT_TRUE(status.ok()) << status.message();
       }
     });
   }
-  for (std::thread& one : callers) one.join();
+  for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(seen.load(), asked.load());
 }
 
 TEST(RecordReads, NearRecordsAreReadTogetherAndFarOnesAlone) {
   const RecordLayout layout(kTable, kPayload, 1 << 20);
   const std::vector<uint32_t> places = {0, 1, 30, 400, 401, 5000};
-  const auto none = PlanReads(layout, places.data(), places.size(), {0, 64 * 1024});
-  ASSERT_EQ(none.size(), 3u);
-  EXPECT_EQ(none[0].n, 3u);
-  const auto gaps = PlanReads(layout, places.data(), places.size(), {16 * 4096, 1 << 20});
-  ASSERT_EQ(gaps.size(), 2u);
-  EXPECT_EQ(gaps[0].n, 5u);
+  const auto reads_without_gaps = PlanReads(layout, places.data(), places.size(), {0, 64 * 1024});
+  ASSERT_EQ(reads_without_gaps.size(), 3u);
+  EXPECT_EQ(reads_without_gaps[0].n, 3u);
+  const auto reads_with_gaps =
+      PlanReads(layout, places.data(), places.size(), {16 * 4096, 1 << 20});
+  ASSERT_EQ(reads_with_gaps.size(), 2u);
+  EXPECT_EQ(reads_with_gaps[0].n, 5u);
   EXPECT_EQ(CheapestReads(layout, places.data(), places.size(), 0, 1 << 20).gap_bytes, 0u);
   EXPECT_EQ(CheapestReads(layout, places.data(), places.size(), 1 << 20, 1 << 20).gap_bytes,
             16u * 4096);

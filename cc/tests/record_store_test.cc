@@ -25,8 +25,8 @@ constexpr size_t kPayload = 60;
 constexpr uint64_t kSeed = 5;
 const char kUuid[] = "0123456789abcdef0123456789abcdef";
 
-// A table of two tiers: what is in memory is a map here, and what the group would publish a file
-// of numbers.
+// The record store of a table. The tests keep the rows that are in memory in a map, and the number
+// of the published mutation in a file.
 class TwoTiers {
  public:
   explicit TwoTiers(const TempDir& dir) : shared_(dir / "shared"), disk_(dir / "disk") {
@@ -56,7 +56,8 @@ class TwoTiers {
     }
   }
 
-  // A mutation: rows of `leaving` (key and version) go, `entering` come.
+  // Makes a mutation: the rows of `leaving` (key and version) move to disk, those of `entering`
+  // move to memory.
   Status Mutate(const std::vector<int64_t>& entering,
                 const std::vector<std::pair<int64_t, uint32_t>>& leaving, bool publish,
                 const std::function<void()>& published = nullptr, bool scans = false) {
@@ -77,7 +78,7 @@ class TwoTiers {
     return {};
   }
 
-  // Mutations that move nothing but what compaction copies.
+  // Makes mutations that move only the records that compaction copies.
   Status Compact(int slices, size_t bytes) {
     for (int slice = 0; slice < slices; ++slice) {
       store_->CompactAhead(bytes);
@@ -87,7 +88,7 @@ class TwoTiers {
     return {};
   }
 
-  // The version of each key's row; a key that has none is not in it.
+  // The version of each key's row. Keys that have no row are left out.
   std::map<int64_t, uint32_t> Versions(const std::vector<int64_t>& keys) {
     std::vector<uint32_t> places(keys.size());
     std::vector<uint32_t> versions(keys.size(), UINT32_MAX);
@@ -101,12 +102,12 @@ class TwoTiers {
                                          }
                                        });
     EXPECT_TRUE(status.ok()) << status.message();
-    std::map<int64_t, uint32_t> found;
+    std::map<int64_t, uint32_t> found_versions;
     for (size_t i = 0; i < keys.size(); ++i) {
       EXPECT_EQ(places[i] == kNoRecord, versions[i] == UINT32_MAX) << keys[i];
-      if (versions[i] != UINT32_MAX) found[keys[i]] = versions[i];
+      if (versions[i] != UINT32_MAX) found_versions[keys[i]] = versions[i];
     }
-    return found;
+    return found_versions;
   }
 
   void NoCache() { cache_bytes_ = 0; }
@@ -132,7 +133,8 @@ size_t FilesOn(const std::string& disk) {
   return static_cast<size_t>(std::distance(begin(entries), end(entries)));
 }
 
-// Random mutations, some undone, with compaction beside; the state is also that of a new reader.
+// Random mutations, some of them undone, with compaction in between. A new reader has the same
+// rows.
 TEST(RecordStore, MutationsDoWhatTwoMapsDo) {
   TempDir dir;
   TwoTiers tiers(dir);
@@ -163,7 +165,7 @@ TEST(RecordStore, MutationsDoWhatTwoMapsDo) {
       }
     }
     ASSERT_TSPS_OK(tiers.Compact(step % 7, 16 * 1024));
-    tiers.store().CompactAhead(16 * 1024);  // joins the next mutation
+    tiers.store().CompactAhead(16 * 1024);  // is finished by the next mutation
     EXPECT_EQ(tiers.store().rows(), disk.size());
     if (step % 40 == 0) {
       const uint32_t published = tiers.store().next_number() - 1;
@@ -181,12 +183,12 @@ TEST(RecordStore, TheLogStaysShortWhileRowsGoAndComeAndGo) {
   TempDir dir;
   TwoTiers tiers(dir);
   ASSERT_TSPS_OK(tiers.Create());
-  std::vector<std::pair<int64_t, uint32_t>> all;
-  for (int64_t key = 0; key < 40'000; ++key) all.push_back({key, 1});
-  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
+  std::vector<std::pair<int64_t, uint32_t>> all_rows;
+  for (int64_t key = 0; key < 40'000; ++key) all_rows.push_back({key, 1});
+  ASSERT_TSPS_OK(tiers.Mutate({}, all_rows, true));
   std::mt19937_64 random(3);
   double most = 0;
-  for (int step = 0; step < 200; ++step) {  // ten times the table
+  for (int step = 0; step < 200; ++step) {  // ten times as many moves as the table has rows
     std::vector<int64_t> entering;
     std::vector<std::pair<int64_t, uint32_t>> leaving;
     for (int64_t key = static_cast<int64_t>(random() % 20); key < 40'000; key += 20) {
@@ -204,63 +206,67 @@ TEST(RecordStore, TheLogStaysShortWhileRowsGoAndComeAndGo) {
   EXPECT_EQ(tiers.Versions(Range(40'000)).size(), 40'000u);
 }
 
-// As a step does with what the look-up before it has found.
+// A step reads the places again that the lookup before it has found.
 TEST(RecordStore, KnownPlacesAreReadAgainAlsoThoseThatCompactionHasMoved) {
   TempDir dir;
   TwoTiers tiers(dir);
   tiers.NoCache();
   ASSERT_TSPS_OK(tiers.Create());
-  std::vector<std::pair<int64_t, uint32_t>> all;
-  for (int64_t key = 0; key < 20'000; ++key) all.push_back({key, 1});
-  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
-  std::vector<int64_t> stay, come;
-  for (int64_t key = 0; key < 20'000; ++key) (key % 3 == 0 ? stay : come).push_back(key);
-  for (int64_t key = 20'000; key < 20'100; ++key) stay.push_back(key);  // in neither tier
-  std::vector<uint32_t> known(stay.size());
+  std::vector<std::pair<int64_t, uint32_t>> all_rows;
+  for (int64_t key = 0; key < 20'000; ++key) all_rows.push_back({key, 1});
+  ASSERT_TSPS_OK(tiers.Mutate({}, all_rows, true));
+  std::vector<int64_t> staying, entering;
+  for (int64_t key = 0; key < 20'000; ++key) (key % 3 == 0 ? staying : entering).push_back(key);
+  for (int64_t key = 20'000; key < 20'100; ++key) staying.push_back(key);  // in neither tier
+  std::vector<uint32_t> known(staying.size());
   const auto nothing = [](size_t, const char*) {};
-  ASSERT_TSPS_OK(tiers.store().Read(stay.data(), stay.size(), false, known.data(), nothing));
-  ASSERT_TSPS_OK(tiers.Mutate(come, {}, true));
+  ASSERT_TSPS_OK(tiers.store().Read(staying.data(), staying.size(), false, known.data(), nothing));
+  ASSERT_TSPS_OK(tiers.Mutate(entering, {}, true));
   ASSERT_TSPS_OK(tiers.Compact(12, 64 * 1024));
-  std::vector<uint32_t> now(stay.size()), again = known;
-  ASSERT_TSPS_OK(tiers.store().Read(stay.data(), stay.size(), false, now.data(), nothing));
-  EXPECT_NE(known, now) << "compaction has moved none";
+  std::vector<uint32_t> current(staying.size()), read_again = known;
+  ASSERT_TSPS_OK(
+      tiers.store().Read(staying.data(), staying.size(), false, current.data(), nothing));
+  EXPECT_NE(known, current) << "compaction has moved no record";
   std::atomic<size_t> right{0};
   const auto visit = [&](size_t i, const char* payload) {
     char expected[kPayload];
-    TwoTiers::Fill(stay[i], 1, expected);
+    TwoTiers::Fill(staying[i], 1, expected);
     right += std::memcmp(payload, expected, kPayload) == 0;
   };
-  ASSERT_TSPS_OK(tiers.store().ReadAgain(stay.data(), stay.size(), false, again.data(), visit));
-  EXPECT_EQ(right.load(), stay.size() - 100);
-  for (size_t i = 0; i < stay.size(); ++i) {
-    ASSERT_TRUE(again[i] == now[i] || again[i] == known[i]) << stay[i];
-    ASSERT_EQ(again[i] == kNoRecord, stay[i] >= 20'000) << stay[i];
+  ASSERT_TSPS_OK(
+      tiers.store().ReadAgain(staying.data(), staying.size(), false, read_again.data(), visit));
+  EXPECT_EQ(right.load(), staying.size() - 100);
+  for (size_t i = 0; i < staying.size(); ++i) {
+    ASSERT_TRUE(read_again[i] == current[i] || read_again[i] == known[i]) << staying[i];
+    ASSERT_EQ(read_again[i] == kNoRecord, staying[i] >= 20'000) << staying[i];
   }
-  // Places of other keys' records are seen to be that.
+  // Places that have records of other keys are noticed.
   std::rotate(known.begin(), known.begin() + 1, known.end() - 100);
   right = 0;
-  ASSERT_TSPS_OK(tiers.store().ReadAgain(stay.data(), stay.size(), false, known.data(), visit));
-  EXPECT_EQ(right.load(), stay.size() - 100);
-  EXPECT_EQ(known, now);
+  ASSERT_TSPS_OK(
+      tiers.store().ReadAgain(staying.data(), staying.size(), false, known.data(), visit));
+  EXPECT_EQ(right.load(), staying.size() - 100);
+  EXPECT_EQ(known, current);
 }
 
 TEST(RecordStore, ReadersBesideTheWriterFindEveryRowThatStays) {
   TempDir dir;
   TwoTiers tiers(dir), reader(dir);
   ASSERT_TSPS_OK(tiers.Create());
-  std::vector<std::pair<int64_t, uint32_t>> all;
-  for (int64_t key = 0; key < 6'000; ++key) all.push_back({key, 1});
-  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
+  std::vector<std::pair<int64_t, uint32_t>> all_rows;
+  for (int64_t key = 0; key < 6'000; ++key) all_rows.push_back({key, 1});
+  ASSERT_TSPS_OK(tiers.Mutate({}, all_rows, true));
   ASSERT_TSPS_OK(reader.Open());
   std::atomic<bool> stop{false};
   size_t reads = 0;
-  std::thread other([&] {
+  std::thread reader_thread([&] {
     while (!stop.load() || reads < 3) {
       EXPECT_EQ(reader.Versions(Range(1'000)).size(), 1'000u);
       ++reads;
     }
   });
-  // Keys of 1,000 and more go to and fro, and new ones come: the index grows, files are compacted.
+  // Keys of 1,000 and more move between the tiers, and new keys are added, so that the index grows
+  // and files are compacted.
   int64_t next = 10'000;
   for (int step = 0; step < 60; ++step) {
     std::vector<int64_t> entering;
@@ -273,21 +279,21 @@ TEST(RecordStore, ReadersBesideTheWriterFindEveryRowThatStays) {
     ASSERT_TSPS_OK(tiers.Compact(4, 64 * 1024));
   }
   stop = true;
-  other.join();
+  reader_thread.join();
 }
 
-// The writer looks for scans, one begins, and the writer removes what no state needs any more.
+// The writer looks for scans, a scan begins, and the writer removes a file that no state needs.
 TEST(RecordStore, AScanBeginsWhileTheWriterRemovesAFileWithoutRows) {
   TempDir dir;
   TwoTiers tiers(dir);
   ASSERT_TSPS_OK(tiers.Create());
-  std::vector<std::pair<int64_t, uint32_t>> all;
+  std::vector<std::pair<int64_t, uint32_t>> all_rows;
   std::vector<int64_t> first;
   for (int64_t key = 0; key < 5'000; ++key) {
-    all.push_back({key, 1});
+    all_rows.push_back({key, 1});
     if (key < 2'000) first.push_back(key);
   }
-  ASSERT_TSPS_OK(tiers.Mutate({}, all, true));
+  ASSERT_TSPS_OK(tiers.Mutate({}, all_rows, true));
   ASSERT_TSPS_OK(tiers.Mutate(first, {}, true, nullptr, /*scans=*/true));
   const size_t files = FilesOn(tiers.disk());
   const auto scan = RecordScan::Begin(tiers.store(), 2, [] { return Status(); });
@@ -340,23 +346,24 @@ TEST(RecordStore, AMissingFileIsNamedWithTheRowsItHas) {
   ASSERT_TSPS_OK(tiers.Open());
   const Status status = tiers.store().MakeWritable(1);
   EXPECT_EQ(status.code(), Code::kDataLoss);
-  EXPECT_NE(status.message().find("is gone, which has 2 rows"), std::string::npos)
+  EXPECT_NE(status.message().find("was deleted, and 2 rows of the table"), std::string::npos)
       << status.message();
 }
 
 #ifdef TFSPS_FAULT_POINTS
-// The writer is killed at every point of a mutation and of a compaction. Afterwards each row is in
-// exactly one tier, as of the last mutation that was published or of the one before it.
+// Kills the writer at a point of a mutation or of a compaction. Afterwards each row must be in
+// exactly one tier, in the state of the last published mutation. Returns the number of violations.
 size_t Violations(const std::string& point, long n, bool* killed) {
   TempDir dir;
   {
-    TwoTiers made(dir);
-    EXPECT_TRUE(made.Create().ok());
+    TwoTiers created(dir);
+    EXPECT_TRUE(created.Create().ok());
   }
   const std::string log = dir / "published";
   constexpr int64_t kKeys = 1200;
-  // Step s: the keys of residue s mod 4 leave with version s; those of residue s + 2 come back, but
-  // for every third, which stays: files of which some records live are compacted.
+  // In step s the keys with residue s mod 4 leave with version s, and those with residue s + 2 come
+  // back, except for every third, which stays on disk. So compaction finds files with few live
+  // records.
   const auto leaving_at = [](uint32_t step) {
     std::vector<std::pair<int64_t, uint32_t>> leaving;
     for (int64_t key = step % 4; key < kKeys; key += 4) {
@@ -434,7 +441,7 @@ TEST(RecordStore, AKilledWriterLeavesEveryRowInOneTier) {
 
 TEST(RecordStore, WithoutTheMovesAKillIsNoticed) {
   const pid_t child = fork();
-  if (child == 0) {  // which reads the environment anew
+  if (child == 0) {  // a new process, which reads the environment
     setenv("TFSPS_FAULT_OFF", "moves", 1);
     size_t violations = 0;
     for (const char* point : {"record_store_entered_one", "record_store_dropped_one"}) {

@@ -13,7 +13,7 @@ namespace {
 
 class RowGatherTest : public GroupTest {
  protected:
-  // Rows of keys 0, 3, 6, ... are trained, the others absent.
+  // Trains the rows of keys 0, 3, 6, ...; other keys stay absent.
   void Train(int table, int64_t n) {
     std::vector<int64_t> keys;
     for (int64_t key = 0; key < n; key += 3) keys.push_back(key);
@@ -56,7 +56,7 @@ class NarrowRowGatherTest : public RowGatherTest,
 INSTANTIATE_TEST_SUITE_P(Types, NarrowRowGatherTest,
                          ::testing::Values(PlaneType::kBfloat16, PlaneType::kFloat16));
 
-// Of outputs so large that they go past the caches, in pieces of rows wider than one.
+// The output is so large that it is written past the caches, and rows are wider than one piece.
 TEST_P(NarrowRowGatherTest, WidensRows) {
   constexpr size_t kWide = 516, kCopies = 9000;  // 18 MB
   TableConfig config = MakeConfig("narrow", kWide, 0);

@@ -15,22 +15,22 @@ namespace {
 
 TEST(RowNumberCache, GivesThemOnceForTheSameKeysAndState) {
   RowNumberCache cache;
-  const std::vector<int64_t> keys = {5, 7, 9}, others = {5, 9, 7};
+  const std::vector<int64_t> keys = {5, 7, 9}, reordered_keys = {5, 9, 7};
   const auto put = [&] { cache.Put(1, {10, keys, {0, kAbsentRow, 2}, {}}); };
   put();
-  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).rows.empty()) << "nobody has asked for it";
+  EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).rows.empty()) << "the cache is not enabled";
   cache.Enable(true);
   put();
   EXPECT_TRUE(cache.Take(2, 10, keys.data(), 3).rows.empty());
   EXPECT_EQ(cache.Take(1, 10, keys.data(), 3).rows, (std::vector<uint32_t>{0, kAbsentRow, 2}));
   EXPECT_TRUE(cache.Take(1, 10, keys.data(), 3).rows.empty());
-  for (const auto& [epoch, with, n] :
+  for (const auto& [epoch, lookup_keys, n] :
        {std::tuple<uint64_t, const std::vector<int64_t>*, size_t>{11, &keys, 3},
         {9, &keys, 3},
-        {10, &others, 3},
+        {10, &reordered_keys, 3},
         {10, &keys, 2}}) {
     put();
-    EXPECT_TRUE(cache.Take(1, epoch, with->data(), n).rows.empty());
+    EXPECT_TRUE(cache.Take(1, epoch, lookup_keys->data(), n).rows.empty());
   }
   put();
   cache.Enable(false);
@@ -40,7 +40,7 @@ TEST(RowNumberCache, GivesThemOnceForTheSameKeysAndState) {
 
 class RememberedRowsTest : public GroupTest {
  protected:
-  // What a lookup of the keys finds, as the lookup kernels hand it over.
+  // The result of a lookup of the keys, in the form that the lookup kernels give to the cache.
   RowNumberCache::Found LookUp(int table, const std::vector<int64_t>& keys) {
     RowGather gather(*group_->Config(table), table, keys.data(), keys.size(),
                      group_->row_numbers().enabled());
@@ -49,9 +49,9 @@ class RememberedRowsTest : public GroupTest {
       return Status();
     });
     EXPECT_TRUE(status.ok());
-    RowNumberCache::Found found = gather.TakeFound();
-    found.keys = keys;
-    return found;
+    RowNumberCache::Found result = gather.TakeFound();
+    result.keys = keys;
+    return result;
   }
 };
 
@@ -61,7 +61,7 @@ TEST_F(RememberedRowsTest, AStepUsesThemAndChangesTheSameRows) {
   std::vector<int64_t> keys(500);
   std::iota(keys.begin(), keys.end(), -100);
   for (int k = 0; k < 5; ++k) {
-    // The last hundred are new in each round.
+    // The last hundred keys are new in each round.
     for (size_t i = 400; i < 500; ++i) keys[i] += 1000;
     group_->row_numbers().Put(a, LookUp(a, keys));
     ASSERT_TSPS_OK(Step(a, keys, 0.5f));
@@ -71,7 +71,7 @@ TEST_F(RememberedRowsTest, AStepUsesThemAndChangesTheSameRows) {
   ASSERT_EQ(image.tables[0].size(), 900u);
   for (const auto& [key, row] : image.tables[1]) {
     const std::vector<float> first = LookupRow(*group_, a, key);
-    // The tables differ in their salt: compare what the steps have changed.
+    // The tables differ in their salt, so the changes by the steps are compared.
     std::vector<float> initial_a(4), initial_b(4);
     InitialRow(ConfigOf(*group_, a).initializer, key, 4, initial_a.data());
     InitialRow(ConfigOf(*group_, b).initializer, key, 4, initial_b.data());
@@ -82,7 +82,7 @@ TEST_F(RememberedRowsTest, AStepUsesThemAndChangesTheSameRows) {
   ASSERT_TSPS_OK(group_->Verify(a));
 }
 
-// Seen by numbers that are wrong: those of another key.
+// Wrong row numbers, which are those of another key, show whether a step uses them.
 TEST_F(RememberedRowsTest, TheyAreUsedAsLongAsNothingHasChanged) {
   const int t = AddTable("t", 4);
   ASSERT_TSPS_OK(Step(t, {1, 2, 3}, 1.0f));
@@ -93,11 +93,11 @@ TEST_F(RememberedRowsTest, TheyAreUsedAsLongAsNothingHasChanged) {
   ASSERT_TSPS_OK(Step(t, {1}, 1.0f));
   EXPECT_EQ(LookupRow(*group_, t, 1), first);
   EXPECT_EQ(LookupRow(*group_, t, 2)[0], second[0] - 1.0f);
-  // Found before the step, they are too old for the next one.
+  // They were found before the last step, so they are too old for the next one.
   group_->row_numbers().Put(t, wrong);
   ASSERT_TSPS_OK(Step(t, {1}, 1.0f));
   EXPECT_EQ(LookupRow(*group_, t, 1)[0], first[0] - 1.0f);
-  // An erase gives rows to others.
+  // After an erase, the row may belong to another key.
   RowNumberCache::Found before = LookUp(t, {1});
   const std::vector<int64_t> erased = {1};
   ASSERT_EQ(*writer_->Erase(t, erased.data(), 1), 1u);

@@ -33,7 +33,7 @@ struct State {
   std::vector<double> w, slots[kMaxSlots];
 };
 
-// Keras 3's rules, and FBGEMM's of row-wise Adagrad, word for word, in double.
+// One step by the rules of Keras 3, or of FBGEMM for row-wise Adagrad, in double precision.
 void ReferenceStep(OptimizerKind kind, const std::vector<double>& hyper,
                    const std::vector<double>& g, State* s) {
   const double rate = hyper[0];
@@ -136,14 +136,14 @@ std::vector<double> Hyper(OptimizerKind kind, int step) {
   return {};
 }
 
-// What slot k of a new row has, as the Keras optimizer makes it.
+// The initial value of a slot in the Keras optimizer.
 float SlotInit(OptimizerKind kind, int slot) {
   const bool sums = kind == OptimizerKind::kAdagrad || kind == OptimizerKind::kRowWiseAdagrad ||
                     kind == OptimizerKind::kFtrl;
   return sums && slot == 0 ? 0.1f : 0.0f;
 }
 
-// Largest difference from the reference after 200 steps, as a part of the largest weight.
+// The largest difference from the reference after 200 steps, relative to the largest weight.
 double Drift(OptimizerKind kind, size_t dim) {
   std::mt19937 random(static_cast<uint32_t>(dim));
   std::normal_distribution<float> normal;
@@ -172,7 +172,7 @@ double Drift(OptimizerKind kind, size_t dim) {
   return difference / largest;
 }
 
-// Tolerances: about twice what the same rules in NumPy's float32 drift from float64.
+// The tolerances are about twice the drift between float32 and float64 of the same rules in NumPy.
 TEST(RowUpdater, EveryRuleFollowsTheReferenceFor200Steps) {
   for (const OptimizerKind kind : kKinds) {
     const bool moments = kind == OptimizerKind::kAdam || kind == OptimizerKind::kAmsgrad ||
@@ -262,7 +262,7 @@ TEST(RowUpdater, WritesNothingPastTheRow) {
         slots[k].assign(dim + 16, 3.0f);
         pointers[k] = slots[k].data();
       }
-      slots[2].assign(dim + 16, 0.5f);  // less than the second moment, and its own square than that
+      slots[2].assign(dim + 16, 0.5f);  // it and its square are less than the second moment
       const std::vector<double> hyper = Hyper(kind, 1);
       const std::vector<float> hyper_float(hyper.begin(), hyper.end());
       RowUpdater(kind, dim, hyper_float.data(), hyper_float.size())
@@ -278,7 +278,7 @@ TEST(RowUpdater, WritesNothingPastTheRow) {
   }
 }
 
-// SGD with gradients of 0, and what Keras's definitions say.
+// SGD with gradients of 0 is compared with Keras's definitions.
 TEST(RowUpdater, ConstraintsMoveRowsAsKerasDoes) {
   struct Case {
     ConstraintKind kind;
@@ -298,15 +298,16 @@ TEST(RowUpdater, ConstraintsMoveRowsAsKerasDoes) {
       double squares = 0;
       for (const float x : w) squares += double{x} * x;
       const double norm = std::sqrt(squares);
-      double wanted = std::min<double>(norm, c.high);
-      if (c.kind == ConstraintKind::kUnitNorm) wanted = 1;
+      double target_norm = std::min<double>(norm, c.high);
+      if (c.kind == ConstraintKind::kUnitNorm) target_norm = 1;
       if (c.kind == ConstraintKind::kMinMaxNorm) {
-        wanted = c.rate * std::max<double>(c.low, wanted) + (1 - c.rate) * norm;
+        target_norm = c.rate * std::max<double>(c.low, target_norm) + (1 - c.rate) * norm;
       }
       std::vector<double> expected;
       for (const float x : w) {
-        expected.push_back(c.kind == ConstraintKind::kNonNegative ? std::max(x, 0.0f)
-                                                                  : x * (wanted / (1e-3f + norm)));
+        expected.push_back(c.kind == ConstraintKind::kNonNegative
+                               ? std::max(x, 0.0f)
+                               : x * (target_norm / (1e-3f + norm)));
       }
       const float hyper[] = {1, static_cast<float>(c.kind), c.low, c.high, c.rate, 1e-3f};
       ASSERT_TRUE(ValidateHyper(OptimizerKind::kSgd, hyper, 6).ok());
@@ -338,9 +339,9 @@ TEST(ValidateHyper, RefusesConstraintsThatCannotBe) {
   EXPECT_TRUE(ValidateHyper(OptimizerKind::kSgd, good, 6).ok());
   EXPECT_FALSE(ValidateHyper(OptimizerKind::kSgd, good, 5).ok());
   const float infinity = std::numeric_limits<float>::infinity();
-  const std::pair<int, float> wrongs[] = {{1, 5},    {1, -1}, {2, -1}, {2, 2},       {3, infinity},
-                                          {4, 1.5f}, {4, -1}, {5, -1}, {5, infinity}};
-  for (const auto& [at, value] : wrongs) {
+  const std::pair<int, float> invalid_values[] = {
+      {1, 5}, {1, -1}, {2, -1}, {2, 2}, {3, infinity}, {4, 1.5f}, {4, -1}, {5, -1}, {5, infinity}};
+  for (const auto& [at, value] : invalid_values) {
     std::vector<float> bad(good, good + 6);
     bad[static_cast<size_t>(at)] = value;
     const Status status = ValidateHyper(OptimizerKind::kSgd, bad.data(), 6);

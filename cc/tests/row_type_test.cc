@@ -16,7 +16,7 @@ namespace {
 struct Format {
   PlaneType type;
   int fraction_bits;
-  int min_exponent;  // of the smallest number that is not subnormal
+  int min_exponent;  // of the smallest normal number
   float most;
 };
 const Format kBfloat16 = {PlaneType::kBfloat16, 7, -126, 3.3895313892515355e38f};
@@ -34,7 +34,7 @@ uint16_t Nearest(PlaneType type, float value) {
   return stored;
 }
 
-// What the bits stand for, by the definition of the format.
+// The number that the bits stand for, by the definition of the format.
 double Meaning(const Format& format, uint16_t bits) {
   const int fraction = bits & ((1 << format.fraction_bits) - 1);
   const int exponent = (bits & 0x7FFF) >> format.fraction_bits;
@@ -55,7 +55,7 @@ TEST_P(RowTypeTest, EveryNumberIsWhatItsBitsMeanAndComesBack) {
     if (std::isfinite(value)) {
       ASSERT_EQ(static_cast<double>(value), Meaning(format, stored)) << bits;
       ASSERT_EQ(Nearest(format.type, value), stored) << bits;
-      // Rounding up or down of what needs no rounding.
+      // Stochastic rounding keeps numbers that need no rounding.
       uint16_t drawn;
       NarrowRowStochastically(format.type, &value, 1, RowDraw({}, bits, 1), &drawn);
       ASSERT_EQ(drawn, stored) << bits;
@@ -89,7 +89,7 @@ TEST_P(RowTypeTest, FiniteNumbersStayFinite) {
   EXPECT_EQ(FirstBeyondRange(PlaneType::kFloat32, &beyond, 1), -1);
 }
 
-// Without loops that could be vectorized: the draw is added below the last bit that stays.
+// Rounds one element stochastically: the draw is added below the last bit that stays.
 uint16_t Reference(const Format& format, float value, uint64_t draw, uint32_t element) {
   uint32_t x = static_cast<uint32_t>(draw) + element * 0x9E3779B9u;
   x ^= x >> 16;
@@ -101,7 +101,7 @@ uint16_t Reference(const Format& format, float value, uint64_t draw, uint32_t el
   const int drawn_bits = 23 - format.fraction_bits;
   int exponent = value == 0 ? format.min_exponent : std::ilogb(value);
   exponent = std::max(exponent, format.min_exponent);
-  // In units of what is drawn, of which 2^drawn_bits make a unit of the last place.
+  // In units of the draw. A unit of the last place is 2^drawn_bits of them.
   const double units =
       std::trunc(std::ldexp(std::abs(double{value}), drawn_bits + format.fraction_bits - exponent));
   const double sum = units + (x >> (32 - drawn_bits));
@@ -138,13 +138,13 @@ TEST_P(RowTypeTest, WhatIsExpectedIsTheValue) {
   const Format& format = GetParam();
   constexpr size_t kDim = 64;
   constexpr int kDraws = 4000;
-  const float unit = std::ldexp(1.0f, -format.fraction_bits);  // of the last place from 1 to 2
+  const float unit = std::ldexp(1.0f, -format.fraction_bits);  // of the last place in [1, 2)
   for (const float part : {0.0f, 0.1f, 0.5f, 0.85f}) {
     const std::vector<float> values(kDim, 1.0f + part * unit);
     double sum = 0;
-    std::vector<double> of_element(kDim);
+    std::vector<double> element_sums(kDim);
     for (int k = 0; k < kDraws; ++k) {
-      // Of consecutive keys in consecutive steps: nothing in them must be found in the draws.
+      // Keys and steps are consecutive: draws must not depend on them in a regular way.
       const uint64_t draw = RowDraw({}, k % 40, static_cast<uint64_t>(k / 40));
       uint16_t row[kDim];
       NarrowRowStochastically(format.type, values.data(), kDim, draw, row);
@@ -152,14 +152,14 @@ TEST_P(RowTypeTest, WhatIsExpectedIsTheValue) {
         const float value = Widen(format.type, row[i]);
         ASSERT_TRUE(value == 1.0f || value == 1.0f + unit);
         sum += (value - 1.0f) / unit;
-        of_element[i] += (value - 1.0f) / unit;
+        element_sums[i] += (value - 1.0f) / unit;
       }
     }
     // Five standard deviations.
     const double deviation = std::sqrt(part * (1 - part));
     EXPECT_NEAR(sum / (kDim * kDraws), part, 5 * deviation / std::sqrt(kDim * kDraws) + 1e-3);
-    for (const double one : of_element) {
-      EXPECT_NEAR(one / kDraws, part, 5 * deviation / std::sqrt(kDraws) + 1e-3);
+    for (const double element_sum : element_sums) {
+      EXPECT_NEAR(element_sum / kDraws, part, 5 * deviation / std::sqrt(kDraws) + 1e-3);
     }
   }
 }
@@ -178,12 +178,12 @@ TEST(RowDraw, DependsOnEverything) {
   EXPECT_NE(RowDraw(table, 6, 6), draw);
   EXPECT_NE(RowDraw(table, 5, 7), draw);
   EXPECT_NE(RowDraw(table, 6, 5), draw);
-  InitializerConfig other = table;
-  other.salt = 5;
-  EXPECT_NE(RowDraw(other, 5, 6), draw);
-  other = table;
-  other.seed = 4;
-  EXPECT_NE(RowDraw(other, 5, 6), draw);
+  InitializerConfig changed = table;
+  changed.salt = 5;
+  EXPECT_NE(RowDraw(changed, 5, 6), draw);
+  changed = table;
+  changed.seed = 4;
+  EXPECT_NE(RowDraw(changed, 5, 6), draw);
 }
 
 class NarrowRowsTest : public GroupTest {
@@ -208,7 +208,7 @@ class NarrowRowsTest : public GroupTest {
   static constexpr size_t kDim = 19;
 };
 
-// A table is stepped, and beside it, row by row, what the definitions say.
+// Compares the steps of a table with rows that are computed from the definitions.
 TEST_F(NarrowRowsTest, AStepWidensUpdatesAndRounds) {
   const float hyper[] = {0.01f, 1e-7f};
   SerialExecutor serial;
@@ -307,9 +307,9 @@ TEST_F(NarrowRowsTest, NoOtherTypesAreRows) {
   config.uuid = std::string(32, 'b');
   config.dim = 4;
   config.row_type = PlaneType::kInt64;
-  const auto made = writer_->CreateTable(config);
-  EXPECT_EQ(made.status().code(), Code::kInvalidArgument);
-  EXPECT_NE(made.status().message().find("Received: int64"), std::string::npos);
+  const auto table = writer_->CreateTable(config);
+  EXPECT_EQ(table.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(table.status().message().find("Received: int64"), std::string::npos);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Copies of these sizes out of one buffer, each into one of its own.
+// Copies of the given sizes, from one buffer to a separate buffer each.
 struct Buffers {
   explicit Buffers(const std::vector<size_t>& sizes)
       : from(std::accumulate(sizes.begin(), sizes.end(), size_t{0})) {
@@ -28,7 +28,7 @@ struct Buffers {
   }
 
   std::vector<float> from;
-  std::vector<std::vector<float>> to;  // and one float more, which must stay
+  std::vector<std::vector<float>> to;  // each has one more float, which must not change
   std::vector<FloatCopy> copies;
 };
 

@@ -1,4 +1,4 @@
-// Scans see one committed state, whatever writers do meanwhile.
+// Each scan sees one committed state, whatever writers do meanwhile.
 #include "core/group/scan.h"
 
 #include <signal.h>
@@ -19,7 +19,7 @@
 namespace tsps {
 namespace {
 
-// All rows and slots of a scan, `block` of them at a time. Empty if the scan was ended.
+// Reads all rows and slots of a scan, `block` rows at a time. Fails if the scan was ended.
 Status ImageOfScan(Scan& scan, size_t block, Image* image) {
   *image = Image();
   image->step = scan.step();
@@ -49,9 +49,9 @@ Status ImageOfScan(Scan& scan, size_t block, Image* image) {
   return Status();
 }
 
-// The rows of some keys, looked up by one.
+// Looks up the rows and slots of some keys in a scan.
 Status FindInScan(Scan& scan, int table, const std::vector<int64_t>& keys,
-                  std::map<int64_t, std::vector<float>>* found) {
+                  std::map<int64_t, std::vector<float>>* rows_by_key) {
   SerialExecutor serial;
   std::vector<uint32_t> rows(keys.size());
   TSPS_RETURN_IF_ERROR(scan.Find(table, keys.data(), keys.size(), rows.data(), serial));
@@ -63,7 +63,7 @@ Status FindInScan(Scan& scan, int table, const std::vector<int64_t>& keys,
   TSPS_RETURN_IF_ERROR(scan.Copy(table, rows.data(), rows.size(), to, serial));
   for (size_t i = 0; i < keys.size(); ++i) {
     if (rows[i] == kAbsentRow) continue;
-    auto& values = (*found)[keys[i]];
+    auto& values = (*rows_by_key)[keys[i]];
     values.clear();  // keys repeat
     for (const auto& plane : planes) {
       const auto row = plane.begin() + static_cast<ptrdiff_t>(i * dim);
@@ -90,7 +90,7 @@ class ScanTest : public ::testing::Test {
   static const Image& Expected(const Scan& scan) {
     return expected_[scan.step() + scan.version() - first_];
   }
-  // Files of scans that the group's folder has, their places aside.
+  // The number of files of scans in the group's folder, except for those of their places.
   size_t FilesOfScans() const {
     size_t n = 0;
     for (const auto& entry : std::filesystem::directory_iterator(Path())) {
@@ -100,9 +100,9 @@ class ScanTest : public ::testing::Test {
     }
     return n;
   }
-  // Scans beside a writer that makes the sequence, in this process or in another. Returns how many
-  // scans were not of one state.
-  int ScanBesideAWriter(bool fork_it);
+  // Scans while a writer makes the sequence, in this process or in a child. Returns the number of
+  // scans that did not see one state.
+  int ScanBesideAWriter(bool in_child);
 
   TempDir dir_;
   static std::vector<Image> expected_;
@@ -112,13 +112,13 @@ class ScanTest : public ::testing::Test {
 std::vector<Image> ScanTest::expected_;
 uint64_t ScanTest::first_ = 0;
 
-int ScanTest::ScanBesideAWriter(bool fork_it) {
+int ScanTest::ScanBesideAWriter(bool in_child) {
   int torn = 0;
   int scans = 0;
-  int beside = 0;  // scans during which something was committed
+  int overlapping = 0;  // scans during which something was committed
   std::mt19937_64 random(17);
   // More rounds on a busy machine, where scans and mutations take turns.
-  for (int round = 0; round < 4 || (beside < 8 && round < 100); ++round) {
+  for (int round = 0; round < 4 || (overlapping < 8 && round < 100); ++round) {
     std::shared_ptr<Group> group = MakeGroup();
     std::atomic<bool> done{false};
     std::atomic<bool> open{false};
@@ -136,20 +136,20 @@ int ScanTest::ScanBesideAWriter(bool fork_it) {
     };
     pid_t child = 0;
     std::thread thread;
-    if (fork_it) {
+    if (in_child) {
       child = fork();
       if (child == 0) {
-        auto own = Group::Open(Path());
-        work(**own);
+        auto own_group = Group::Open(Path());
+        work(**own_group);
         _exit(HasFailure() ? 1 : 0);
       }
     } else {
       thread = std::thread([&] { work(*group); });
-      while (!open) std::this_thread::yield();  // opening the writer is not beside reads
+      while (!open) std::this_thread::yield();  // no scan reads while the writer is opened
     }
     while (!done) {
       int status = 0;
-      if (fork_it && waitpid(child, &status, WNOHANG) == child) {
+      if (in_child && waitpid(child, &status, WNOHANG) == child) {
         EXPECT_EQ(status, 0);
         done = true;
       }
@@ -168,26 +168,27 @@ int ScanTest::ScanBesideAWriter(bool fork_it) {
         std::vector<int64_t> keys;
         for (int i = 0; i < 6000; ++i)
           keys.push_back(static_cast<int64_t>(random() % 60000) * 7919);
-        std::map<int64_t, std::vector<float>> found;
-        const Status read = FindInScan(**scan, 1, keys, &found);
+        std::map<int64_t, std::vector<float>> rows_by_key;
+        const Status read = FindInScan(**scan, 1, keys, &rows_by_key);
         if (!read.ok() && read.message().find("another optimizer") != std::string::npos) continue;
         EXPECT_TRUE(read.ok()) << read.message();
         bool same = true;
         const auto& rows = expected.tables[1];
         for (const int64_t key : keys) {
-          const auto one = rows.find(key);
-          const auto other = found.find(key);
-          same &= (one == rows.end()) == (other == found.end());
-          same &= one == rows.end() || other == found.end() || one->second == other->second;
+          const auto expected_row = rows.find(key);
+          const auto read_row = rows_by_key.find(key);
+          same &= (expected_row == rows.end()) == (read_row == rows_by_key.end());
+          same &= expected_row == rows.end() || read_row == rows_by_key.end() ||
+                  expected_row->second == read_row->second;
         }
         torn += !same;
       }
-      beside += (*scan)->step() + (*scan)->version() != MutationsDone(*group);
+      overlapping += (*scan)->step() + (*scan)->version() != MutationsDone(*group);
     }
     if (thread.joinable()) thread.join();
     EXPECT_EQ(FilesOfScans(), 0u);
   }
-  EXPECT_GE(beside, 8) << "of " << scans;
+  EXPECT_GE(overlapping, 8) << "of " << scans << " scans";
   return torn;
 }
 
@@ -205,7 +206,7 @@ TEST_F(ScanTest, WithoutBeforeImagesScansAreTorn) {
   const pid_t child = fork();
   if (child == 0) {
     setenv("TFSPS_FAULT_OFF", "scan_images", 1);
-    testing::internal::CaptureStdout();  // it fails, as it should
+    testing::internal::CaptureStdout();  // hides the failures, which are expected
     _exit(ScanBesideAWriter(false) > 0 ? 0 : 1);
   }
   int status = 0;
@@ -213,16 +214,16 @@ TEST_F(ScanTest, WithoutBeforeImagesScansAreTorn) {
   EXPECT_EQ(status, 0);
 }
 
-// The scan goes on where the dead writer and its successor are.
+// The scan continues although the writer is killed and the next writer recovers the group.
 TEST_F(ScanTest, AScanOutlivesTheWriterAndItsRecovery) {
   for (const long n : {50, 500, 2000, 5000}) {
     std::shared_ptr<Group> group = MakeGroup();
     const auto work = [&](int end) {
-      auto own = Group::Open(Path());
-      auto writer = (*own)->OpenWriter();
+      auto own_group = Group::Open(Path());
+      auto writer = (*own_group)->OpenWriter();
       if (!writer.ok()) _exit(11);
-      for (auto i = static_cast<int>(MutationsDone(**own) - first_); i < end; ++i) {
-        if (!Mutate(**own, **writer, i).ok()) _exit(12);
+      for (auto i = static_cast<int>(MutationsDone(**own_group) - first_); i < end; ++i) {
+        if (!Mutate(**own_group, **writer, i).ok()) _exit(12);
       }
     };
     const auto in_child = [&](const std::string& kill_at, int end) {
@@ -240,12 +241,12 @@ TEST_F(ScanTest, AScanOutlivesTheWriterAndItsRecovery) {
     auto scan = Scan::Begin(*group, {});
     ASSERT_TRUE(scan.ok()) << scan.status().message();
     EXPECT_TRUE(WIFSIGNALED(in_child("apply.row:" + std::to_string(n), kMutations / 2)));
-    auto behind = Scan::Begin(*group, {});  // looks past what the dead one left
-    ASSERT_TRUE(behind.ok()) << behind.status().message();
+    auto later_scan = Scan::Begin(*group, {});  // undoes the dead writer's mutation in its view
+    ASSERT_TRUE(later_scan.ok()) << later_scan.status().message();
     Image image;
-    ASSERT_TSPS_OK(ImageOfScan(**behind, 256, &image));
-    EXPECT_TRUE(image == Expected(**behind)) << n;
-    // Another one, which is killed in its recovery; then one that works on.
+    ASSERT_TSPS_OK(ImageOfScan(**later_scan, 256, &image));
+    EXPECT_TRUE(image == Expected(**later_scan)) << n;
+    // The next writer is killed in its recovery. The one after it makes more mutations.
     in_child("recovery.row:" + std::to_string(n / 10), 0);
     ASSERT_EQ(in_child("none:1", kMutations / 2), 0);
     ASSERT_TSPS_OK(ImageOfScan(**scan, 256, &image));
@@ -259,8 +260,8 @@ TEST_F(ScanTest, AKilledScanLeavesNothingToTheNextOne) {
     const pid_t child = fork();
     if (child == 0) {
       setenv("TFSPS_FAULT_KILL", point, 1);
-      auto own = Group::Open(Path());
-      _exit(Scan::Begin(**own, {}).ok() ? 1 : 2);
+      auto own_group = Group::Open(Path());
+      _exit(Scan::Begin(**own_group, {}).ok() ? 1 : 2);
     }
     int status = 0;
     waitpid(child, &status, 0);
@@ -269,7 +270,7 @@ TEST_F(ScanTest, AKilledScanLeavesNothingToTheNextOne) {
     auto writer = group->OpenWriter();
     ASSERT_TRUE(writer.ok());
     if (std::string(point) == "scan.announced:1") {
-      ASSERT_TSPS_OK(Mutate(*group, **writer, 0));  // the writer finds it dead
+      ASSERT_TSPS_OK(Mutate(*group, **writer, 0));  // the writer notices that the scan is dead
       EXPECT_EQ(FilesOfScans(), 0u);
     }
     ASSERT_TRUE(Scan::Begin(*group, {}).ok());

@@ -1,4 +1,4 @@
-// Readers beside a step that is written, and that other groups have not decided about yet.
+// Readers during a sealed step: its rows are written, but other groups have not decided about it.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,16 +29,16 @@ class SealedReadsTest : public GroupTest {
     }
     ASSERT_TSPS_OK(Prepare());
     writer_->Publish();
-    reader_ = Another();
+    reader_ = OpenGroup();
   }
 
-  std::shared_ptr<Group> Another() {
+  std::shared_ptr<Group> OpenGroup() {
     auto group = Group::Open(dir_ / "g");
     EXPECT_TRUE(group.ok()) << group.status().message();
     return group.ok() ? *group : nullptr;
   }
 
-  // A step that updates, adds, sets and erases rows of both tables at random.
+  // Prepares a step that updates, adds, sets and erases rows of both tables at random.
   Status Prepare() {
     RowChanges changes;
     changes.step = group_->step() + 1;
@@ -79,7 +79,7 @@ class SealedReadsTest : public GroupTest {
     return Status();
   }
 
-  // All that a scan has, in blocks.
+  // Reads all rows and slots of a scan, in blocks.
   static Status Dump(Scan& scan, Image* image) {
     constexpr size_t kBlock = 500;
     image->step = scan.step();
@@ -94,7 +94,7 @@ class SealedReadsTest : public GroupTest {
         if (n == 0) break;
         for (size_t i = 0; i < n; ++i) {
           std::vector<float>& values = image->tables[PlaceOf(table)][keys[i]];
-          EXPECT_TRUE(values.empty()) << "key " << keys[i] << " is there twice";
+          EXPECT_TRUE(values.empty()) << "key " << keys[i] << " occurs twice";
           values.assign(rows.begin() + static_cast<ptrdiff_t>(i * kDim),
                         rows.begin() + static_cast<ptrdiff_t>((i + 1) * kDim));
           values.insert(values.end(), slots.begin() + static_cast<ptrdiff_t>(i * kDim),
@@ -105,13 +105,13 @@ class SealedReadsTest : public GroupTest {
     return Status();
   }
 
-  // The rows of all keys, by a scan that looks them up.
+  // The rows of all keys, looked up in a scan.
   std::vector<float> Find(Scan& scan, int table) {
     std::vector<int64_t> keys(kKeys);
     for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
     RowGather gather(*group_->Config(table), table, keys.data(), keys.size());
-    const Status found = gather.Find(scan, executor_);
-    EXPECT_TRUE(found.ok()) << found.message();
+    const Status status = gather.Find(scan, executor_);
+    EXPECT_TRUE(status.ok()) << status.message();
     std::vector<float> rows(keys.size() * kDim);
     gather.CopyAll(rows.data(), executor_);
     return rows;
@@ -120,11 +120,11 @@ class SealedReadsTest : public GroupTest {
     std::vector<float> rows(kKeys * kDim);
     for (int64_t key = 0; key < kKeys; ++key) {
       float* const to = &rows[static_cast<size_t>(key) * kDim];
-      const auto found = image.tables[PlaceOf(table)].find(key);
-      if (found == image.tables[PlaceOf(table)].end()) {
+      const auto entry = image.tables[PlaceOf(table)].find(key);
+      if (entry == image.tables[PlaceOf(table)].end()) {
         InitialRow(ConfigOf(*group_, table).initializer, key, kDim, to);
       } else {
-        std::copy_n(found->second.begin(), kDim, to);
+        std::copy_n(entry->second.begin(), kDim, to);
       }
     }
     return rows;
@@ -142,8 +142,8 @@ TEST_F(SealedReadsTest, LookupsAndOpensSeeTheStepBefore) {
     const Image before = ReadImage(*group_);
     PrepareAndSeal();
     EXPECT_EQ(ReadImage(*reader_), before);
-    EXPECT_EQ(ReadImage(*group_), before) << "in the writer's process";
-    const auto opened = Another();
+    EXPECT_EQ(ReadImage(*group_), before) << "the group of the writer";
+    const auto opened = OpenGroup();
     ASSERT_NE(opened, nullptr);
     EXPECT_EQ(ReadImage(*opened), before);
     ASSERT_TSPS_OK(opened->Announce(tables_[0], keys_[0].data(), keys_[0].size(), 1).status());
@@ -167,9 +167,9 @@ TEST_F(SealedReadsTest, AScanThatBeginsThenIsOfTheStepBeforeHoweverItIsDecided) 
     auto lookups = Scan::Begin(*reader_, {tables_[1]}, Scan::RowsAlone());
     ASSERT_TRUE(scan.ok()) << scan.status().message();
     ASSERT_TRUE(lookups.ok()) << lookups.status().message();
-    Image found;
+    Image image;
     if (round % 4 == 3) {
-      ASSERT_TSPS_OK(Dump(**scan, &found));  // while it is sealed
+      ASSERT_TSPS_OK(Dump(**scan, &image));  // while the step is sealed
       EXPECT_EQ(Find(**lookups, tables_[1]), Rows(before, tables_[1]));
     }
     if (round % 2 == 0) {
@@ -178,8 +178,8 @@ TEST_F(SealedReadsTest, AScanThatBeginsThenIsOfTheStepBeforeHoweverItIsDecided) 
       writer_->Abort();
     }
     for (int i = 0; i < 2; ++i) ASSERT_TSPS_OK(StepAlone());
-    if (round % 4 != 3) ASSERT_TSPS_OK(Dump(**scan, &found));
-    EXPECT_TRUE(found == before) << round;
+    if (round % 4 != 3) ASSERT_TSPS_OK(Dump(**scan, &image));
+    EXPECT_TRUE(image == before) << round;
     EXPECT_EQ(Find(**lookups, tables_[1]), Rows(before, tables_[1])) << round;
     ASSERT_TSPS_OK((*scan)->Check());
   }
@@ -190,15 +190,15 @@ TEST_F(SealedReadsTest, AScanThatWasAnnouncedBeforeGoesOn) {
   auto scan = Scan::Begin(*reader_, {});
   ASSERT_TRUE(scan.ok()) << scan.status().message();
   PrepareAndSeal();
-  Image found;
-  ASSERT_TSPS_OK(Dump(**scan, &found));
-  EXPECT_TRUE(found == before);
+  Image image;
+  ASSERT_TSPS_OK(Dump(**scan, &image));
+  EXPECT_TRUE(image == before);
   writer_->Publish();
 }
 
-#ifndef __SANITIZE_THREAD__  // looks at reads of an undo log that the writer makes anew
+#ifndef __SANITIZE_THREAD__  // it reports reads of the undo log that the writer overwrites
 TEST_F(SealedReadsTest, StressOfReadersBesideStepsThatAreSealedAndDecided) {
-  // Of both tables equal keys are updated alike, so that a mixture of steps shows.
+  // All elements of the table are equal in each step, so that a mixture of steps shows.
   const int table = AddTable("one", kDim, OptimizerKind::kSgd);
   std::vector<int64_t> keys(2000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
@@ -212,7 +212,7 @@ TEST_F(SealedReadsTest, StressOfReadersBesideStepsThatAreSealedAndDecided) {
   std::vector<std::thread> readers;
   for (int r = 0; r < 3; ++r) {
     readers.emplace_back([&, r] {
-      const auto group = Another();
+      const auto group = OpenGroup();
       while (!stop.load()) {
         RowGather gather(*group->Config(table), table, keys.data(), keys.size());
         std::vector<float> rows(keys.size() * kDim);
@@ -228,7 +228,7 @@ TEST_F(SealedReadsTest, StressOfReadersBesideStepsThatAreSealedAndDecided) {
             return Status();
           }));
         }
-        for (const float value : rows) ASSERT_EQ(value, rows[0]) << "of two steps";
+        for (const float value : rows) ASSERT_EQ(value, rows[0]) << "a mixture of two steps";
         ++reads;
       }
     });

@@ -35,7 +35,7 @@ Batch RandomBatch(size_t n, size_t n_keys, size_t dim, uint32_t seed) {
   return batch;
 }
 
-// Input order, one addition after another.
+// Adds one row after another, in the order of the input.
 std::vector<float> NaiveSum(const std::vector<Batch>& batches, size_t n_keys, size_t dim) {
   std::vector<float> sums(n_keys * dim);
   for (const Batch& batch : batches) {

@@ -1,4 +1,4 @@
-// The slot directory of a device cache against what its policies say, kept with plain containers.
+// The slot directory of a device cache, compared with models of its policies in plain containers.
 #include "core/cache/slot_directory.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ SlotDirectory::Options WithSlots(uint32_t slots, Policy policy, double memory = 
   return options;
 }
 
-// Unique keys of [0, rows), small ones more often.
+// Unique keys in random order. Each is one of `rows` keys, some of which are drawn more often.
 Keys SkewedKeys(size_t draws, int64_t rows, std::mt19937_64* random) {
   std::uniform_real_distribution<double> unit(0, 1);
   std::set<int64_t> keys;
@@ -58,47 +58,47 @@ bool Has(const SlotDirectory& directory, int64_t key) {
   return Find(directory, {key})[0] != SlotDirectory::kNoSlot;
 }
 
-// What a directory may have said, from its plans alone.
+// A model of the contents of a directory, which follows its plans.
 class Model {
  public:
   explicit Model(uint32_t slots) : slots_(slots) {}
 
-  // Checks a plan, and does what it says.
+  // Checks a plan against the model, and applies it.
   void Follow(const Keys& keys, const SlotDirectory::Plan& plan) {
     ASSERT_EQ(plan.slots.size(), keys.size());
     const std::set<int64_t> batch(keys.begin(), keys.end());
     std::map<int64_t, int32_t> entering;
-    std::set<int32_t> taken, given_up;
+    std::set<int32_t> taken, freed;
     for (const auto& [key, slot] : held_) taken.insert(slot);
     for (const uint32_t i : plan.entering) {
       ASSERT_LT(i, keys.size());
-      ASSERT_EQ(held_.count(keys[i]), 0u) << "it has a slot";
+      ASSERT_EQ(held_.count(keys[i]), 0u) << "the entering key has a slot already";
       ASSERT_NE(plan.slots[i], SlotDirectory::kNoSlot);
       ASSERT_TRUE(entering.emplace(keys[i], plan.slots[i]).second);
     }
     for (size_t i = 0; i < keys.size(); ++i) {
       if (entering.count(keys[i])) continue;
-      const auto found = held_.find(keys[i]);
-      ASSERT_EQ(plan.slots[i], found == held_.end() ? SlotDirectory::kNoSlot : found->second);
+      const auto entry = held_.find(keys[i]);
+      ASSERT_EQ(plan.slots[i], entry == held_.end() ? SlotDirectory::kNoSlot : entry->second);
     }
     for (const SlotDirectory::Victim& victim : plan.victims) {
-      ASSERT_EQ(batch.count(victim.key), 0u) << "the take needs it";
+      ASSERT_EQ(batch.count(victim.key), 0u) << "the victim is a key of the batch";
       ASSERT_EQ(held_.count(victim.key), 1u);
       ASSERT_EQ(held_[victim.key], static_cast<int32_t>(victim.slot));
       ASSERT_EQ(victim.newer, newer_.count(victim.key) != 0);
       held_.erase(victim.key);
       newer_.erase(victim.key);
       taken.erase(static_cast<int32_t>(victim.slot));
-      given_up.insert(static_cast<int32_t>(victim.slot));
+      freed.insert(static_cast<int32_t>(victim.slot));
     }
     for (const auto& [key, slot] : entering) {
       ASSERT_GE(slot, 0);
       ASSERT_LT(slot, static_cast<int32_t>(slots_));
       ASSERT_TRUE(taken.insert(slot).second) << "two keys in a slot";
-      given_up.erase(slot);
+      freed.erase(slot);
       held_[key] = slot;
     }
-    ASSERT_TRUE(given_up.empty()) << "a victim that makes room for none";
+    ASSERT_TRUE(freed.empty()) << "the slot of a victim stays free";
     for (const int64_t key : keys) {
       if (held_.count(key)) newer_.insert(key);
       flushing_.erase(key);
@@ -133,7 +133,7 @@ TEST_P(SlotDirectoryTest, PlansAreAboutWhatIsHeld) {
     SlotDirectory directory(WithSlots(slots, GetParam(), 4));
     Model model(slots);
     uint64_t fingerprint = 0;
-    std::optional<SlotDirectory::Newer> newer;  // of a flush that has begun
+    std::optional<SlotDirectory::Newer> newer;  // of the flush in progress
     for (int take = 0; take < 400; ++take) {
       const Keys keys = SkewedKeys(50, 4000, &random);
       if (random() % 3 == 0) {
@@ -148,13 +148,13 @@ TEST_P(SlotDirectoryTest, PlansAreAboutWhatIsHeld) {
       model.Follow(keys, *plan);
       if (HasFatalFailure()) return;
       if (newer.has_value() && random() % 3 == 0) {
-        std::set<int64_t> still;
-        for (const uint32_t i : directory.StillNewer(*newer)) still.insert(newer->keys[i]);
-        ASSERT_EQ(still, model.flushing());
+        std::set<int64_t> still_newer;
+        for (const uint32_t i : directory.StillNewer(*newer)) still_newer.insert(newer->keys[i]);
+        ASSERT_EQ(still_newer, model.flushing());
         directory.Flushed(*newer);
         model.Flushed();
         newer.reset();
-      } else if (!newer.has_value() && random() % 2 == 0) {  // the clock comes round
+      } else if (!newer.has_value() && random() % 2 == 0) {  // a flush begins
         newer = directory.FindNewer();
         model.BeginFlush();
         ASSERT_EQ(std::set<int64_t>(newer->keys.begin(), newer->keys.end()), model.newer());
@@ -170,7 +170,7 @@ TEST_P(SlotDirectoryTest, PlansAreAboutWhatIsHeld) {
   }
 }
 
-// The host has the row as of the first step, the device that of the second one.
+// The host gets the row of the first step; the device has the row of the second step.
 TEST_P(SlotDirectoryTest, ARowThatIsTrainedDuringAFlushStaysNewer) {
   SlotDirectory directory(WithSlots(1, GetParam()));
   Take(&directory, {1});
@@ -181,7 +181,7 @@ TEST_P(SlotDirectoryTest, ARowThatIsTrainedDuringAFlushStaysNewer) {
   EXPECT_EQ(directory.newer(), 1u);
   while (true) {
     const SlotDirectory::Plan plan = Take(&directory, {2});
-    if (plan.victims.empty()) continue;  // it was not used often enough yet
+    if (plan.victims.empty()) continue;  // key 2 was not used often enough yet
     EXPECT_TRUE(plan.victims[0].newer);
     break;
   }
@@ -193,7 +193,8 @@ TEST_P(SlotDirectoryTest, AFlushLeavesRowsAloneThatHaveLeftTheirSlots) {
   const SlotDirectory::Newer newer = directory.FindNewer();
   while (!Has(directory, 2)) Take(&directory, {2});
   while (!Has(directory, 1)) Take(&directory, {1});
-  EXPECT_TRUE(directory.StillNewer(newer).empty()) << "the key has the slot again";
+  EXPECT_TRUE(directory.StillNewer(newer).empty())
+      << "key 1 has left its slot and has entered again";
   directory.Flushed(newer);
   EXPECT_EQ(directory.newer(), 1u);
 }
@@ -207,7 +208,7 @@ TEST_P(SlotDirectoryTest, OfTwoFlushesTheFirstOneDoesNotEndTheSecond) {
   EXPECT_EQ(directory.StillNewer(first).size(), 1u);
   EXPECT_EQ(directory.StillNewer(second).size(), 2u);
   directory.Flushed(first);
-  EXPECT_EQ(directory.newer(), 1u) << "the row that was trained between them";
+  EXPECT_EQ(directory.newer(), 1u) << "row 1 was trained between the flushes";
   EXPECT_EQ(directory.StillNewer(second).size(), 1u);
   directory.Flushed(second);
   EXPECT_EQ(directory.newer(), 0u);
@@ -217,23 +218,24 @@ TEST_P(SlotDirectoryTest, AStepThatFailsChangesNothing) {
   SlotDirectory directory(WithSlots(4, GetParam()));
   Take(&directory, {1, 2, 3, 4});
   for (int i = 0; i < 5; ++i) {
-    const Keys others = {5, 6};
-    auto plan = directory.MakePlan(others.data(), 2);
+    const Keys new_keys = {5, 6};
+    auto plan = directory.MakePlan(new_keys.data(), 2);
     ASSERT_TRUE(plan.ok());
     EXPECT_EQ(Find(directory, {1, 2, 3, 4, 5, 6}),
               (std::vector<int32_t>{0, 1, 2, 3, SlotDirectory::kNoSlot, SlotDirectory::kNoSlot}));
     if (i == 0) {
-      auto next = directory.MakePlan(others.data(), 2);
+      auto next = directory.MakePlan(new_keys.data(), 2);
       ASSERT_TRUE(next.ok());
-      EXPECT_FALSE(directory.Commit(*plan, others.data()).ok()) << "another was made since";
-      ASSERT_TRUE(directory.Commit(*next, others.data()).ok());
-      EXPECT_FALSE(directory.Commit(*next, others.data()).ok()) << "it is committed";
+      EXPECT_FALSE(directory.Commit(*plan, new_keys.data()).ok()) << "another plan was made since";
+      ASSERT_TRUE(directory.Commit(*next, new_keys.data()).ok());
+      EXPECT_FALSE(directory.Commit(*next, new_keys.data()).ok())
+          << "the plan is committed already";
       directory.Clear();
       Take(&directory, {1, 2, 3, 4});
     }
   }
   const SlotDirectory::Plan plan = Take(&directory, {5, 6});
-  EXPECT_EQ(plan.victims.size(), 2u) << "they were wanted often enough";
+  EXPECT_EQ(plan.victims.size(), 2u) << "the keys were in enough plans";
 }
 
 TEST_P(SlotDirectoryTest, AfterClearAllSlotsAreFree) {
@@ -274,7 +276,7 @@ TEST(SlotDirectoryLru, ThoseThatWereNotUsedForTheLongestTimeLeave) {
   std::mt19937_64 random(8);
   SlotDirectory directory(WithSlots(200, Policy::kLru));
   Model model(200);
-  std::map<int64_t, int> last;  // of held keys, the take that used them last
+  std::map<int64_t, int> last;  // the last take that used each held key
   size_t victims = 0;
   for (int take = 0; take < 500; ++take) {
     const Keys keys = SkewedKeys(60, 2000, &random);
@@ -289,11 +291,11 @@ TEST(SlotDirectoryLru, ThoseThatWereNotUsedForTheLongestTimeLeave) {
     }
     const std::set<int64_t> batch(keys.begin(), keys.end());
     for (const auto& [key, when] : last) {
-      ASSERT_TRUE(batch.count(key) || when >= newest) << "it was to leave first";
+      ASSERT_TRUE(batch.count(key) || when >= newest) << "a key that was used earlier stays";
     }
     for (const int64_t key : keys) {
       last[key] = take;
-      ASSERT_TRUE(model.held().count(key)) << "every key enters";
+      ASSERT_TRUE(model.held().count(key)) << "a key did not enter";
     }
   }
   EXPECT_GT(victims, 1000u);
@@ -306,13 +308,13 @@ TEST(SlotDirectoryLru, ABatchOfMoreKeysThanSlotsIsRefused) {
   const auto plan = directory.MakePlan(keys.data(), keys.size());
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.status().code(), Code::kInvalidArgument);
-  EXPECT_NE(plan.status().message().find("the batch has 4 unique keys, the cache 3 rows"),
+  EXPECT_NE(plan.status().message().find("the batch has 4 unique keys, but the cache has 3 rows"),
             std::string::npos)
       << plan.status().message();
   EXPECT_EQ(Take(&directory, {4, 5, 6}).victims.size(), 3u);
 }
 
-// Counts as the policy defines them, of all keys, for ever, in double.
+// The use counts that the policy defines, in double precision, and without forgetting a key.
 class ExactCounts {
  public:
   ExactCounts(uint32_t slots, double memory) : uses_(slots * memory) {}
@@ -327,11 +329,12 @@ class ExactCounts {
   std::map<int64_t, double> counts_;
 };
 
-// Of counts: a sixteenth of an octave by the queue, a part of 256 per use by the sketch.
+// The allowed error of counts: the queue rounds them to a sixteenth of an octave, and the sketch
+// rounds them to 8 bits at each use.
 constexpr double kTolerance = 1.1;
 
 TEST(SlotDirectoryAdmission, WhoEntersIsMoreFrequentThanWhoLeaves) {
-  for (const double memory : {0.5, 8.0}) {  // with the first, weights are made small again
+  for (const double memory : {0.5, 8.0}) {  // with 0.5 the weights are rescaled
     constexpr uint32_t kSlots = 256;
     std::mt19937_64 random(9);
     SlotDirectory directory(WithSlots(kSlots, Policy::kAdmission, memory));
@@ -339,7 +342,7 @@ TEST(SlotDirectoryAdmission, WhoEntersIsMoreFrequentThanWhoLeaves) {
     ExactCounts counts(kSlots, memory);
     size_t entered = 0, stayed = 0, wrong = 0;
     for (int take = 0; take < 3000; ++take) {
-      // No more keys than the sketch has entries, nearly; which are frequent changes.
+      // Hardly more keys than the sketch has entries. Which keys are frequent changes.
       Keys keys = SkewedKeys(60, 400, &random);
       for (int64_t& key : keys) key += take / 700;
       counts.Take(keys);
@@ -372,7 +375,7 @@ TEST(SlotDirectoryAdmission, WhoEntersIsMoreFrequentThanWhoLeaves) {
     }
     EXPECT_GT(entered, 1000u);
     EXPECT_GT(stayed, 1000u);
-    // The sketch forgets a key now and then, or takes it for another one.
+    // The sketch sometimes forgets a key, or mistakes it for another.
     EXPECT_LE(static_cast<double>(wrong), 0.02 * static_cast<double>(entered + stayed));
   }
 }
@@ -381,7 +384,8 @@ TEST(SlotDirectoryAdmission, ABatchOfMoreKeysThanSlotsTakesTheSlotsThereAre) {
   SlotDirectory directory(WithSlots(3, Policy::kAdmission));
   const SlotDirectory::Plan plan = Take(&directory, {1, 2, 3, 4, 5});
   EXPECT_EQ(plan.slots, (std::vector<int32_t>{0, 1, 2, -1, -1}));
-  EXPECT_EQ(Take(&directory, {1, 2, 3, 4, 5}).slots, plan.slots) << "none is more frequent";
+  EXPECT_EQ(Take(&directory, {1, 2, 3, 4, 5}).slots, plan.slots)
+      << "no key is more frequent than another";
 }
 
 TEST(SlotDirectoryAdmission, KeysThatComeOnceDriveNoneOut) {
@@ -397,7 +401,7 @@ TEST(SlotDirectoryAdmission, KeysThatComeOnceDriveNoneOut) {
     for (int i = 0; i < 400; ++i) keys.push_back(next++);
     entered += Take(&directory, keys).entering.size();
   }
-  EXPECT_LE(entered, 20u) << "of 20,000: the sketch took them for others";
+  EXPECT_LE(entered, 20u) << "of 20,000 keys: only those that the sketch mistakes for others";
 }
 
 TEST_P(SlotDirectoryTest, KeysOfStagedBatchesStay) {
@@ -412,14 +416,14 @@ TEST_P(SlotDirectoryTest, KeysOfStagedBatchesStay) {
   const SlotDirectory::Plan plan = Take(&directory, {1, 10});
   if (GetParam() == Policy::kLru) {
     ASSERT_EQ(plan.victims.size(), 1u);
-    EXPECT_EQ(plan.victims[0].key, 5) << "no batch needs it";
+    EXPECT_EQ(plan.victims[0].key, 5) << "no staged batch needs key 5";
   } else {
-    EXPECT_TRUE(plan.victims.empty()) << "no batch needs 10 again, and it is new";
+    EXPECT_TRUE(plan.victims.empty()) << "key 10 is new, and no staged batch needs it again";
   }
   ASSERT_TRUE(directory.Match(72).has_value());
   Take(&directory, {2, 11, 12});
-  EXPECT_TRUE(Has(directory, 3) && Has(directory, 4)) << "they are needed next";
-  EXPECT_EQ(Has(directory, 5), GetParam() == Policy::kAdmission) << "it is frequent";
+  EXPECT_TRUE(Has(directory, 3) && Has(directory, 4)) << "the next batch needs keys 3 and 4";
+  EXPECT_EQ(Has(directory, 5), GetParam() == Policy::kAdmission) << "key 5 is frequent";
 }
 
 TEST(SlotDirectoryAdmission, WhatABatchNeedsEntersInPlaceOfWhatNoneNeeds) {
@@ -431,7 +435,7 @@ TEST(SlotDirectoryAdmission, WhatABatchNeedsEntersInPlaceOfWhatNoneNeeds) {
   const SlotDirectory::Plan plan = Take(&directory, {8, 7, 9});
   EXPECT_NE(plan.slots[0], -1);
   EXPECT_NE(plan.slots[1], -1);
-  EXPECT_EQ(plan.slots[2], -1) << "it is new, and no batch needs it";
+  EXPECT_EQ(plan.slots[2], -1) << "key 9 is new, and no staged batch needs it";
   EXPECT_FALSE(Has(directory, 1) || Has(directory, 2));
   EXPECT_TRUE(Has(directory, 3) && Has(directory, 4));
   const Keys soon = {5, 3};
@@ -439,7 +443,7 @@ TEST(SlotDirectoryAdmission, WhatABatchNeedsEntersInPlaceOfWhatNoneNeeds) {
   directory.Stage(3, next.data(), 2);  // 7, 3
   directory.Stage(4, soon.data(), 2);
   directory.Stage(5, later.data(), 2);  // 8, 4
-  EXPECT_NE(Take(&directory, {5}).slots[0], -1) << "it is needed sooner than 8 and 4";
+  EXPECT_NE(Take(&directory, {5}).slots[0], -1) << "key 5 is needed sooner than keys 8 and 4";
   EXPECT_EQ(Has(directory, 8) + Has(directory, 4), 1);
 }
 
@@ -449,13 +453,14 @@ TEST(SlotDirectoryStaging, RowsThatWereReadAheadCountUnlessTheyWereWrittenSince)
   const Keys batch = {1, 3, 4, 5};
   EXPECT_EQ(directory.Stage(1, batch.data(), 4), (std::vector<uint8_t>{0, 1, 1, 1}));
   EXPECT_EQ(directory.Stage(2, batch.data(), 4), (std::vector<uint8_t>{0, 1, 1, 1}));
-  Take(&directory, {3, 6});  // 3 enters, 1 stays or leaves
-  EXPECT_EQ(*directory.Match(1), (std::vector<uint8_t>{0, 0, 1, 1})) << "3 has a slot";
-  Take(&directory, {7, 8});  // 3 leaves: it is written
-  const Keys again = {3, 4};
-  directory.Stage(3, again.data(), 2);
+  Take(&directory, {3, 6});  // key 3 enters, key 1 stays or leaves
+  EXPECT_EQ(*directory.Match(1), (std::vector<uint8_t>{0, 0, 1, 1})) << "key 3 has a slot";
+  Take(&directory, {7, 8});  // key 3 leaves: its row on the host is written
+  const Keys restaged = {3, 4};
+  directory.Stage(3, restaged.data(), 2);
   EXPECT_EQ(*directory.Match(2), (std::vector<uint8_t>{0, 0, 1, 1}));
-  EXPECT_EQ(*directory.Match(3), (std::vector<uint8_t>{1, 1})) << "staged after it was written";
+  EXPECT_EQ(*directory.Match(3), (std::vector<uint8_t>{1, 1}))
+      << "the batch was staged after row 3 was written";
   EXPECT_EQ(directory.counters().staged_used, 6u);
   EXPECT_EQ(directory.counters().staged_late, 2u);
 }
@@ -467,7 +472,7 @@ TEST(SlotDirectoryStaging, AKeyThatStaysOnTheHostIsWrittenThere) {
   directory.Stage(1, batch.data(), 2);
   directory.Stage(2, batch.data(), 2);
   EXPECT_EQ(*directory.Match(1), (std::vector<uint8_t>{1, 1}));
-  const Keys keys = {1, 2, 3};  // all slots are of the take
+  const Keys keys = {1, 2, 3};  // keys 1 and 2 have the slots, so key 3 stays on the host
   auto plan = directory.MakePlan(keys.data(), 3);
   directory.Stage(3, batch.data(), 2);  // before the host has the update
   ASSERT_TRUE(directory.Commit(*plan, keys.data()).ok());
@@ -475,7 +480,8 @@ TEST(SlotDirectoryStaging, AKeyThatStaysOnTheHostIsWrittenThere) {
   EXPECT_EQ(*directory.Match(3), (std::vector<uint8_t>{0, 1}));
   directory.Stage(4, batch.data(), 2);
   directory.Clear();
-  EXPECT_EQ(*directory.Match(4), (std::vector<uint8_t>{0, 0})) << "others wrote the host's rows";
+  EXPECT_EQ(*directory.Match(4), (std::vector<uint8_t>{0, 0}))
+      << "Clear: the host's rows were written by others";
 }
 
 TEST(SlotDirectoryStaging, BatchesThatAreNotTakenAreDropped) {
@@ -483,10 +489,10 @@ TEST(SlotDirectoryStaging, BatchesThatAreNotTakenAreDropped) {
   const Keys keys = {1, 2};
   for (uint64_t i = 0; i < 40; ++i) directory.Stage(i, keys.data(), 2);
   EXPECT_EQ(directory.counters().dropped, 40 - StagedBatches::kMost);
-  EXPECT_FALSE(directory.Match(3).has_value()) << "it was dropped";
+  EXPECT_FALSE(directory.Match(3).has_value()) << "batch 3 was dropped";
   EXPECT_TRUE(directory.Match(30).has_value());
   EXPECT_FALSE(directory.Match(30).has_value());
-  EXPECT_FALSE(directory.Match(29).has_value()) << "it came before";
+  EXPECT_FALSE(directory.Match(29).has_value()) << "batch 29 came before batch 30";
   EXPECT_EQ(directory.counters().dropped, 30u);
   directory.DropStaged();
   EXPECT_EQ(directory.counters().dropped, 39u);

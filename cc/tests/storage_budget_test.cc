@@ -15,7 +15,7 @@ namespace {
 std::atomic<int> fallocate_error{0};
 }
 
-// Takes the place of libc's, so that a test can make a reservation fail.
+// Replaces the function of libc, so that a test can make a reservation fail.
 extern "C" int posix_fallocate(int fd, off_t offset, off_t size) {
   if (fallocate_error != 0) return fallocate_error;
   return fallocate(fd, 0, offset, size) == 0 ? 0 : errno;

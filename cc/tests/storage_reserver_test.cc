@@ -23,7 +23,7 @@ bool IsMapped(const std::string& path) {
   return false;
 }
 
-// Within 10 s, on a busy machine.
+// Whether the condition becomes true within 10 s.
 template <typename Condition>
 bool Becomes(const Condition& condition) {
   for (int i = 0; i < 1000 && !condition(); ++i) usleep(10'000);
@@ -82,14 +82,14 @@ TEST_F(StorageReserverTest, TheHelperPutsLargeFilesIntoHugePages) {
     ASSERT_EQ(*reinterpret_cast<uint64_t*>(large->data() + i), i * 0x9E3779B97F4A7C15u);
   }
   EXPECT_EQ(HugeBytes(small->path()), 0u);
-  // What another process maps is in the same pages.
-  auto other = MappedFile::Open(large->path(), 0, 64 * kBytes);
-  ASSERT_TRUE(other.ok());
-  EXPECT_EQ((*other)->data()[1000], large->data()[1000]);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>((*other)->data()) % (2u << 20), 0u);
+  // Another mapping of the file has the same pages.
+  auto other_mapping = MappedFile::Open(large->path(), 0, 64 * kBytes);
+  ASSERT_TRUE(other_mapping.ok());
+  EXPECT_EQ((*other_mapping)->data()[1000], large->data()[1000]);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>((*other_mapping)->data()) % (2u << 20), 0u);
 }
 
-// A file that grows all the time keeps the helper from collapsing others at once, not for ever.
+// While a file grows all the time, the helper collapses the pages of other files slowly.
 TEST_F(StorageReserverTest, PagesAreCollapsedSlowlyWhileFilesGrow) {
   if (!CanCollapse()) GTEST_SKIP() << "no huge pages of shared memory here";
   const auto large = Make("large"), growing = Make("growing");
@@ -103,11 +103,11 @@ TEST_F(StorageReserverTest, PagesAreCollapsedSlowlyWhileFilesGrow) {
     EXPECT_TRUE(used > 60 * kBytes || reserver.Ensure(*growing, used).ok());
     return HugeBytes(large->path()) >= 44 * kBytes;
   })) << HugeBytes(large->path());
-  EXPECT_LT(used, 60 * kBytes) << "it has waited until no file grew";
+  EXPECT_LT(used, 60 * kBytes) << "the helper has waited until no file grew";
   reserver.Cancel({large.get(), growing.get()});
 }
 
-// As those of tiered tables, which are not reserved ahead.
+// The files of tiered tables are not reserved ahead: only Collapse works on them.
 TEST_F(StorageReserverTest, CollapseGoesAsFarAsTheFileHasGrownAndDoesNotGrowIt) {
   if (!CanCollapse()) GTEST_SKIP() << "no huge pages of shared memory here";
   const auto file = Make("file");

@@ -1,4 +1,4 @@
-// Tables that are removed while others of their group are in use.
+// The removal of tables while other tables of the group are in use.
 #include <atomic>
 #include <filesystem>
 #include <fstream>
@@ -19,7 +19,7 @@ class TableRemovalTest : public GroupTest {
     EXPECT_TRUE(group.ok()) << group.status().message();
     return *group;
   }
-  // Lines of this process's memory map that name files of the table.
+  // The number of mappings of the table's files in this process.
   int Mappings(const std::string& table) {
     std::ifstream maps("/proc/self/maps");
     int n = 0;
@@ -70,14 +70,14 @@ TEST_F(TableRemovalTest, ItsPlaceIsGivenAgainUnderAnotherNumber) {
   auto reader = OpenReader();
   EXPECT_EQ(LookupRow(*reader, b, 1), LookupRow(*group_, b, 1));
   ASSERT_TSPS_OK(writer_->RemoveTable(b));
-  const int again = AddTable("b", 6);  // even of the same name
-  EXPECT_EQ(again, b + kMaxTables);
-  ASSERT_TSPS_OK(Step(again, {1}, 2.0f));
+  const int new_table = AddTable("b", 6);  // it may have the same name
+  EXPECT_EQ(new_table, b + kMaxTables);
+  ASSERT_TSPS_OK(Step(new_table, {1}, 2.0f));
   for (Group* group : {group_.get(), reader.get()}) {
-    EXPECT_EQ(*group->FindTable("b"), again);
-    EXPECT_EQ(LookupRow(*group, again, 1).size(), 6u);
+    EXPECT_EQ(*group->FindTable("b"), new_table);
+    EXPECT_EQ(LookupRow(*group, new_table, 1).size(), 6u);
     EXPECT_EQ(CodeOfRead(*group, b), Code::kNotFound);
-    EXPECT_EQ(*group->Tables(), (std::vector<int>{a, again}));
+    EXPECT_EQ(*group->Tables(), (std::vector<int>{a, new_table}));
   }
   const int64_t key = 1;
   const float rows[4] = {};
@@ -88,7 +88,7 @@ TEST_F(TableRemovalTest, ItsPlaceIsGivenAgainUnderAnotherNumber) {
   EXPECT_EQ(writer_->Assign(b, &key, rows, nullptr, 1, executor_).code(), Code::kNotFound);
   EXPECT_EQ(writer_->Erase(b, &key, 1).status().code(), Code::kNotFound);
   EXPECT_EQ(writer_->BindOptimizer(b, OptimizerConfig(), true).code(), Code::kNotFound);
-  ASSERT_TSPS_OK(writer_->RemoveTable(again));
+  ASSERT_TSPS_OK(writer_->RemoveTable(new_table));
   EXPECT_EQ(AddTable("c", 4), b + 2 * kMaxTables);
   Reopen();
   EXPECT_EQ(*group_->FindTable("c"), b + 2 * kMaxTables);
@@ -100,9 +100,9 @@ TEST_F(TableRemovalTest, TheLimitIsOfTablesThatAreThere) {
     ASSERT_TRUE(writer_->CreateTable(MakeConfig("t" + std::to_string(i), 1)).ok()) << i;
   }
   EXPECT_EQ(writer_->CreateTable(MakeConfig("more", 1)).status().code(), Code::kResourceExhausted);
-  const int one = *group_->FindTable("t517");
-  ASSERT_TSPS_OK(writer_->RemoveTable(one));
-  EXPECT_EQ(*writer_->CreateTable(MakeConfig("more", 1)), one + kMaxTables);
+  const int table = *group_->FindTable("t517");
+  ASSERT_TSPS_OK(writer_->RemoveTable(table));
+  EXPECT_EQ(*writer_->CreateTable(MakeConfig("more", 1)), table + kMaxTables);
 }
 
 TEST_F(TableRemovalTest, AReaderMapsWhatItNeedsAndUnmapsWhatIsRemoved) {
@@ -116,7 +116,7 @@ TEST_F(TableRemovalTest, AReaderMapsWhatItNeedsAndUnmapsWhatIsRemoved) {
   LookupRow(*reader, b, 1);
   EXPECT_GT(Mappings("b"), written);
   ASSERT_TSPS_OK(writer_->RemoveTable(b));
-  EXPECT_GT(Mappings("b"), 0) << "the reader has not looked since";
+  EXPECT_GT(Mappings("b"), 0) << "the reader has not read since the removal";
   EXPECT_EQ(LookupRow(*reader, a, 1), LookupRow(*group_, a, 1));
   EXPECT_EQ(Mappings("b"), 0);
 }
@@ -132,12 +132,12 @@ TEST_F(TableRemovalTest, AForgottenTableIsMappedAgainWhenItIsNeeded) {
   EXPECT_EQ(Mappings("a"), written);
   EXPECT_EQ(LookupRow(*reader, a, 1), row);
   EXPECT_EQ(*reader->FindTable("a"), a);
-  group_->Forget("a");  // the writer needs it
+  group_->Forget("a");  // the writer still uses the table
   EXPECT_EQ(LookupRow(*group_, a, 1), row);
   ASSERT_TSPS_OK(Step(a, {1}, 1.0f));
 }
 
-// Its memory stays as long as the callback runs, which is then told.
+// The table's memory stays mapped while the callback runs. After that, Read returns an error.
 TEST_F(TableRemovalTest, AReadInProgressOutlivesTheRemoval) {
   AddTable("a", 4);
   const int b = AddTable("b", 4);
@@ -148,20 +148,20 @@ TEST_F(TableRemovalTest, AReadInProgressOutlivesTheRemoval) {
     int calls = 0;
     const Status status = group->Read([&](const ReadView& view) -> Status {
       const int64_t key = 1;
-      const char* found = nullptr;
-      view.Find(table, &key, 1, &found);
-      if (found == nullptr) return Status();
+      const char* row_data = nullptr;
+      view.Find(table, &key, 1, &row_data);
+      if (row_data == nullptr) return Status();
       if (++calls > 1) return Status();
       TSPS_RETURN_IF_ERROR(writer_->RemoveTable(table));
-      const auto* const values = reinterpret_cast<const float*>(found);
+      const auto* const values = reinterpret_cast<const float*>(row_data);
       EXPECT_EQ(std::vector<float>(values, values + 4), row);
       return Status();
     });
     EXPECT_EQ(calls, 1);
     EXPECT_EQ(status.code(), Code::kNotFound);
     EXPECT_NE(status.message().find("has been removed"), std::string::npos) << status.message();
-    const int again = AddTable("b", 4);
-    ASSERT_TSPS_OK(Step(again, {1}, 1.0f));
+    const int new_table = AddTable("b", 4);
+    ASSERT_TSPS_OK(Step(new_table, {1}, 1.0f));
   }
 }
 
@@ -191,26 +191,26 @@ TEST_F(TableRemovalTest, ReadersBesideTablesThatComeAndGoSeeTheOthersWhole) {
         return Status();
       });
       ASSERT_TSPS_OK(status);
-      // Every second step subtracts 1 from every element of the table that is kept.
+      // Every second step subtracts 1 from every element of the kept table.
       for (const float x : seen) wrong += x != -static_cast<float>((steps + 1) / 2);
       ++reads;
     }
   };
-  auto other = OpenReader();
-  std::thread here([&] { read(*group_); });
-  std::thread there([&] { read(*other); });
+  auto reader_group = OpenReader();
+  std::thread writers_group_reads([&] { read(*group_); });
+  std::thread other_group_reads([&] { read(*reader_group); });
   std::vector<int64_t> many(20000);
   for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<int64_t>(i) * 7919;
   for (int i = 0; i < 60 || (reads.load() < 200 && i < 2000); ++i) {
-    const int passing = AddTable("passing", 8);
+    const int removed = AddTable("passing", 8);
     ASSERT_TSPS_OK(Step(kept, keys, 1.0f));
-    // Enough that the helper, too, is at work on its files.
-    ASSERT_TSPS_OK(Step(passing, many, 1.0f));
-    ASSERT_TSPS_OK(writer_->RemoveTable(passing));
+    // So many keys that the helper thread works on the table's files, too.
+    ASSERT_TSPS_OK(Step(removed, many, 1.0f));
+    ASSERT_TSPS_OK(writer_->RemoveTable(removed));
   }
   stop = true;
-  here.join();
-  there.join();
+  writers_group_reads.join();
+  other_group_reads.join();
   EXPECT_EQ(wrong.load(), 0);
   ASSERT_TSPS_OK(writer_->Verify());
   EXPECT_EQ(CountTables(*group_), 1u);

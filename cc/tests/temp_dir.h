@@ -1,4 +1,4 @@
-// A private folder in shared memory, removed with everything in it.
+// A private folder in shared memory. The destructor removes it with its contents.
 #ifndef TFSPS_TESTS_TEMP_DIR_H_
 #define TFSPS_TESTS_TEMP_DIR_H_
 

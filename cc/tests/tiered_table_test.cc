@@ -1,4 +1,5 @@
-// Tables of which a part is in memory, and the rest on disk.
+// Tiered tables keep a part of their rows in memory and the rest on disk. A table in memory gets
+// the same changes, and must have the same rows.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -40,7 +41,7 @@ OptimizerConfig Sgd() {
   return config;
 }
 
-// What a commit does to a table.
+// The changes that a commit makes to a table.
 struct Commit {
   std::vector<int64_t> updated, set, erased;
   std::vector<float> gradients, rows;
@@ -49,14 +50,14 @@ struct Commit {
     Commit commit;
     std::set<int64_t> drawn;
     const auto draw = [&](size_t n) {
-      std::vector<int64_t> some;
-      while (some.size() < n) {
-        // Most of the time of a few keys: these stay in memory.
+      std::vector<int64_t> chosen;
+      while (chosen.size() < n) {
+        // Half of the keys are from a few, which stay in memory.
         const auto key = static_cast<int64_t>(
             random() % static_cast<uint64_t>(random() % 2 == 0 ? keys / 16 : keys));
-        if (drawn.insert(key).second) some.push_back(key);
+        if (drawn.insert(key).second) chosen.push_back(key);
       }
-      return some;
+      return chosen;
     };
     commit.updated = draw(updates);
     commit.set = draw(random() % (others + 1));
@@ -84,10 +85,10 @@ struct Commit {
   }
 };
 
-// A table in memory and a tiered one, to which the same is done.
+// A table in memory and a tiered table that get the same changes.
 class TieredTableTest : public GroupTest {
  protected:
-  using Rows = std::map<int64_t, std::string>;  // bytes in all planes
+  using Rows = std::map<int64_t, std::string>;  // by key: the bytes in all planes
 
   void SetUp() override {
     GroupTest::SetUp();
@@ -102,7 +103,7 @@ class TieredTableTest : public GroupTest {
     config.storage = storage;
     return config;
   }
-  // For kRowsInMemory rows with Adagrad.
+  // The bytes of memory that kRowsInMemory rows with Adagrad take.
   static uint64_t Memory() {
     const PlaneList planes = PlanesOf(Config("t", 1, {}), Adagrad(), 1, 1);
     return MemoryFor(kRowsInMemory, RowBytes(planes, planes.planes.size()), 0);
@@ -160,7 +161,7 @@ class TieredTableTest : public GroupTest {
       if (!n.ok() || *n == 0) return rows;
       for (size_t i = 0; i < *n; ++i) {
         std::string& row = rows[keys[i]];
-        if (!row.empty()) *status = Error(Code::kInternal, "key ", keys[i], " is there twice");
+        if (!row.empty()) *status = Error(Code::kInternal, "key ", keys[i], " occurs twice");
         for (size_t p = 0; p < values.size(); ++p) {
           const size_t bytes = list.planes[p].row_bytes;
           row += values[p].substr(i * bytes, bytes);
@@ -184,8 +185,8 @@ class TieredTableTest : public GroupTest {
     const Rows expected = Dump(*group_, plain_);
     EXPECT_EQ(rows.size(), expected.size());
     for (const auto& [key, row] : expected) {
-      const auto found = rows.find(key);
-      ASSERT_TRUE(found != rows.end() && found->second == row) << "key " << key;
+      const auto entry = rows.find(key);
+      ASSERT_TRUE(entry != rows.end() && entry->second == row) << "key " << key;
     }
     ASSERT_TSPS_OK(group_->Verify(tiered_));
     EXPECT_EQ(Stats(tiered_).rows, rows.size());
@@ -223,18 +224,18 @@ TEST_F(TieredTableTest, RandomCommitsLeaveWhatATableInMemoryHas) {
   Bind(Adagrad());
   uint32_t generation = 0;
   for (int commit = 1; commit <= 240; ++commit) {
-    // Now and then none is a step.
+    // Every seventh commit has no updates, and is not a step.
     const size_t updates = commit % 7 == 0 ? 0 : random() % 500;
     ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, updates, 40)));
-    const Commit some = Commit::Draw(random, kKeys, 200, 0);
-    ASSERT_EQ(Lookup(*group_, tiered_, some.updated), Lookup(*group_, plain_, some.updated));
+    const Commit sample = Commit::Draw(random, kKeys, 200, 0);
+    ASSERT_EQ(Lookup(*group_, tiered_, sample.updated), Lookup(*group_, plain_, sample.updated));
     if (commit % 30 == 0) {
       ExpectEqual();
-      const Changes now = ChangedSince(tiered_, generation);
+      const Changes changes = ChangedSince(tiered_, generation);
       const Changes expected = ChangedSince(plain_, generation);
-      EXPECT_EQ(now.written, expected.written);
-      EXPECT_EQ(now.erased, expected.erased);
-      EXPECT_EQ(now.everything, expected.everything);
+      EXPECT_EQ(changes.written, expected.written);
+      EXPECT_EQ(changes.erased, expected.erased);
+      EXPECT_EQ(changes.everything, expected.everything);
       const auto mark = writer_->MarkChanges();
       ASSERT_TRUE(mark.ok());
       generation = *mark;
@@ -248,20 +249,20 @@ TEST_F(TieredTableTest, RandomCommitsLeaveWhatATableInMemoryHas) {
   EXPECT_FALSE(std::filesystem::exists(dir_ / "disk"));
 }
 
-// A reader in another process, in effect: another Group of the same folder.
+// The reader has another Group of the same folder, like a reader in another process.
 TEST_F(TieredTableTest, ScansAndLookupsBesideTheWriterAreOfOneState) {
   Bind(Adagrad());
   std::mt19937_64 random(6);
   ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 1000, 0)));
   ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 1000, 0)));
-  auto other = Group::Open(dir_ / "g");
-  ASSERT_TRUE(other.ok());
+  auto reader_group = Group::Open(dir_ / "g");
+  ASSERT_TRUE(reader_group.ok());
   std::atomic<bool> stop{false};
   std::atomic<size_t> scans{0};
   std::thread reader([&] {
     while (!stop.load()) {
-      // Both tables of one state are equal.
-      const auto scan = Scan::Begin(**other, {plain_, tiered_});
+      // In one state both tables are equal.
+      const auto scan = Scan::Begin(**reader_group, {plain_, tiered_});
       ASSERT_TRUE(scan.ok()) << scan.status().message();
       Status status;
       const Rows tiered = Dump(**scan, tiered_, &status);
@@ -284,8 +285,8 @@ TEST_F(TieredTableTest, ReadersBesideASealedCommitSeeTheStateBefore) {
   Bind(Adagrad());
   std::mt19937_64 random(8);
   for (int i = 0; i < 3; ++i) ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 1000, 0)));
-  auto other = Group::Open(dir_ / "g");
-  ASSERT_TRUE(other.ok());
+  auto reader = Group::Open(dir_ / "g");
+  ASSERT_TRUE(reader.ok());
   std::vector<int64_t> keys(kKeys);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
   for (int round = 0; round < 8; ++round) {
@@ -299,9 +300,9 @@ TEST_F(TieredTableTest, ReadersBesideASealedCommitSeeTheStateBefore) {
     ASSERT_TSPS_OK(writer_->Prepare(changes, executor_));
     writer_->Write();
     writer_->Seal({*changes.step, 7, 2});
-    EXPECT_EQ(Lookup(**other, tiered_, keys), rows);
-    ASSERT_TSPS_OK((*other)->Announce(tiered_, keys.data(), keys.size(), 1).status());
-    const auto scan = Scan::Begin(**other, {plain_, tiered_});
+    EXPECT_EQ(Lookup(**reader, tiered_, keys), rows);
+    ASSERT_TSPS_OK((*reader)->Announce(tiered_, keys.data(), keys.size(), 1).status());
+    const auto scan = Scan::Begin(**reader, {plain_, tiered_});
     ASSERT_TRUE(scan.ok()) << scan.status().message();
     if (round % 2 == 0) {
       writer_->Publish();
@@ -361,23 +362,23 @@ TEST_F(TieredTableTest, WhatCannotBeIsRefusedWithTheNumbers) {
 
 TEST_F(TieredTableTest, DisksWithoutRoomAreRefusedBeforeAnythingIsMade) {
   TableConfig config = Config("large", 3, {dir_ / "large", uint64_t{1} << 60});
-  const auto refused = [&](const std::string& what) {
-    const auto made = writer_->CreateTable(config);
-    EXPECT_EQ(made.status().code(), Code::kResourceExhausted);
-    const std::string message(made.status().message());
-    EXPECT_NE(message.find(what), std::string::npos) << message;
+  const auto refused = [&](const std::string& text) {
+    const auto table = writer_->CreateTable(config);
+    EXPECT_EQ(table.status().code(), Code::kResourceExhausted);
+    const std::string message(table.status().message());
+    EXPECT_NE(message.find(text), std::string::npos) << message;
     EXPECT_NE(message.find(dir_ / "large"), std::string::npos) << message;
     EXPECT_NE(access((dir_ / "large").c_str(), F_OK), 0);
   };
   refused("less room than its memory of 1152921504606846976 bytes");
-  config.max_rows = int64_t{1} << 50;  // the product has no room in 64 bits
+  config.max_rows = int64_t{1} << 50;  // the product exceeds 64 bits
   config.dim = 65536;
   refused("1125899906842624 rows of 262168 bytes can take");
   config.max_rows = 1000;
   config.dim = kDim;
   const auto small = writer_->CreateTable(config);
   ASSERT_TRUE(small.ok()) << small.status().message();
-  // Whatever memory it may take.
+  // max_rows limits this number, however much memory the table may take.
   EXPECT_GE(Stats(*small).rows_to_stage, 1000u);
   EXPECT_LE(Stats(*small).rows_to_stage, 2000u);
 }
@@ -425,7 +426,7 @@ TEST_F(TieredTableTest, MoreRowsThanMemoryHasRoomForAreSetInParts) {
   ExpectEqual();
 }
 
-// Rows that have been used once, long ago, are the first to leave: not those that are announced.
+// Rows that were used once, long ago, are the first to leave memory, except if they are announced.
 TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere) {
   Bind(Adagrad());
   const auto update = [&](int64_t begin, int64_t end) {
@@ -439,62 +440,62 @@ TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere
     announced[static_cast<size_t>(i)] = i;
     others[static_cast<size_t>(i)] = 200 + i;
   }
-  const auto absent = [&](const std::vector<int64_t>& keys) {
-    const auto found = group_->Announce(tiered_, keys.data(), keys.size(), 0);
-    EXPECT_TRUE(found.ok()) << found.status().message();
-    return found->absent.size();
+  const auto n_absent = [&](const std::vector<int64_t>& keys) {
+    const auto result = group_->Announce(tiered_, keys.data(), keys.size(), 0);
+    EXPECT_TRUE(result.ok()) << result.status().message();
+    return result->absent.size();
   };
   ASSERT_TSPS_OK(update(0, 400));
-  const auto first = group_->Announce(tiered_, announced.data(), announced.size(), 10);
-  ASSERT_TRUE(first.ok());
-  EXPECT_TRUE(first->absent.empty());
-  EXPECT_EQ(first->step, 1u);
-  EXPECT_GT(first->room, 0u);
-  const auto others_in_turn = [&](int64_t step) {  // there are places for some 3,200 rows
+  const auto announcement = group_->Announce(tiered_, announced.data(), announced.size(), 10);
+  ASSERT_TRUE(announcement.ok());
+  EXPECT_TRUE(announcement->absent.empty());
+  EXPECT_EQ(announcement->step, 1u);
+  EXPECT_GT(announcement->room, 0u);
+  const auto others_in_turn = [&](int64_t step) {  // more rows than memory has places for
     const int64_t begin = 400 + 400 * (step % 6);
     return update(begin, begin + 400);
   };
   for (int64_t step = 1; step < 10; ++step) ASSERT_TSPS_OK(others_in_turn(step));
-  EXPECT_EQ(absent(announced), 0u);
-  EXPECT_EQ(absent(others), others.size());
+  EXPECT_EQ(n_absent(announced), 0u);
+  EXPECT_EQ(n_absent(others), others.size());
   for (int64_t step = 10; step < 20; ++step) ASSERT_TSPS_OK(others_in_turn(step));
-  EXPECT_EQ(absent(announced), announced.size());  // they were not needed
+  EXPECT_EQ(n_absent(announced), announced.size());  // no longer announced
 
-  // Of a group of another process: what it has read is there for all.
-  auto other = Group::Open(dir_ / "g");
-  ASSERT_TRUE(other.ok());
-  ASSERT_TSPS_OK((*other)->Stage(tiered_, announced.data(), announced.size(), 10));
+  // Rows that another Group stages, as in another process, are in memory for all processes.
+  auto other_group = Group::Open(dir_ / "g");
+  ASSERT_TRUE(other_group.ok());
+  ASSERT_TSPS_OK((*other_group)->Stage(tiered_, announced.data(), announced.size(), 10));
   const uint64_t late = ReadTotals::OfProcess().late;
   const std::vector<float> rows = Lookup(*group_, tiered_, announced);
   ASSERT_TSPS_OK(update(0, 200));
   EXPECT_EQ(ReadTotals::OfProcess().late, late);
-  EXPECT_EQ(absent(announced), 0u);
+  EXPECT_EQ(n_absent(announced), 0u);
   Lookup(*group_, tiered_, others);
   EXPECT_GT(ReadTotals::OfProcess().late, late);
 
-  // With all that memory has room for announced others come all the same.
-  std::vector<int64_t> all(kKeys);
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  ASSERT_TSPS_OK((*other)->Stage(tiered_, all.data(), all.size(), 100));
+  // Even if all rows in memory are announced, other rows enter.
+  std::vector<int64_t> all_keys(kKeys);
+  for (size_t i = 0; i < all_keys.size(); ++i) all_keys[i] = static_cast<int64_t>(i);
+  ASSERT_TSPS_OK((*other_group)->Stage(tiered_, all_keys.data(), all_keys.size(), 100));
   ASSERT_TSPS_OK(update(0, 1000));
-  ASSERT_TSPS_OK((*other)->Stage(tiered_, all.data(), all.size(), 100));
+  ASSERT_TSPS_OK((*other_group)->Stage(tiered_, all_keys.data(), all_keys.size(), 100));
   ASSERT_TSPS_OK(update(1000, 2000));
   ASSERT_TSPS_OK(group_->Verify(tiered_));
 }
 
 #ifdef TFSPS_FAULT_POINTS
-// A disk that is full or broken, at any access of a step, an assign or a binding: an error that
-// names the file, nothing has changed, and when the disk is well again it goes on.
+// The disk is full or fails at any access of a step, an assign or a binding. The error names the
+// file, and nothing has changed. Once the disk works again, the table can be changed again.
 class FailingDiskTest : public TieredTableTest {
  protected:
   ~FailingDiskTest() override { FailAt("", 0, 0); }
 
-  // Both tables are changed in one mutation, or by one call each.
+  // Changes both tables, in one mutation or by one call each.
   Status Change(int n) {
     std::mt19937_64 random(static_cast<uint64_t>(n));
     if (n % 5 == 4) {
       const Commit commit = Commit::Draw(random, kKeys, 700, 0);
-      // The tiered one first: if that fails the other is not tried.
+      // The tiered table is first: if it fails, the other one stays unchanged, too.
       for (const int table : {tiered_, plain_}) {
         TSPS_RETURN_IF_ERROR(writer_->Assign(table, commit.updated.data(), commit.gradients.data(),
                                              nullptr, commit.updated.size(), executor_));
@@ -521,10 +522,10 @@ TEST_F(FailingDiskTest, NothingIsLostAndItGoesOn) {
     size_t failures = 0;
     for (int round = 0; round < 20; ++round, ++n) {
       const int error = round % 2 == 0 && point != std::string("tier_read") ? ENOSPC : EIO;
-      // Files are made now and then, and by every binding.
-      const bool makes = strcmp(point, "tier_create") == 0 || strcmp(point, "tier_name") == 0;
-      if (makes) n += 16 - n % 17;
-      FailAt(point, makes ? 1 : 1 + round % 7, error);
+      // Most changes make no file, but every binding does.
+      const bool makes_files = strcmp(point, "tier_create") == 0 || strcmp(point, "tier_name") == 0;
+      if (makes_files) n += 16 - n % 17;
+      FailAt(point, makes_files ? 1 : 1 + round % 7, error);
       const uint64_t step = group_->step();
       const Status status = Change(n);
       FailAt("", 0, 0);
@@ -533,7 +534,7 @@ TEST_F(FailingDiskTest, NothingIsLostAndItGoesOn) {
         EXPECT_NE(status.message().find(dir_ / "disk"), std::string::npos) << status.message();
         EXPECT_NE(status.message().find(strerror(error)), std::string::npos) << status.message();
         EXPECT_EQ(group_->step(), step);
-        if (n % 5 != 4) ExpectEqual();  // an assign is made in parts
+        if (n % 5 != 4) ExpectEqual();  // an assign works in parts
         ASSERT_FALSE(HasFatalFailure()) << point << " " << round;
         if (round % 3 == 0) Reopen();
         ASSERT_TSPS_OK(Change(n));
@@ -545,7 +546,8 @@ TEST_F(FailingDiskTest, NothingIsLostAndItGoesOn) {
   }
 }
 
-// At each read of a binding, until it has no more of them: the last ones are of the new files.
+// Each read of a binding fails in turn, until the binding has fewer reads. The last reads are of
+// the new files.
 TEST_F(FailingDiskTest, ABindingIsDoneWholeOrNotAtAll) {
   Bind(Adagrad());
   int n = 0;
@@ -600,11 +602,11 @@ TEST_F(FailingDiskTest, ReadersSayWhichFileCannotBeRead) {
   ExpectEqual();
 }
 
-// The writer is killed at a point of a step, of an eviction, of a binding, of a removal. Afterwards
-// both tables are as of the same state.
+// The writer is killed at a point of a step, an eviction, a binding or a removal. Afterwards both
+// tables must have the same rows.
 class KilledTieredTableTest : public TieredTableTest {
  protected:
-  // Of the tables after a kill, 1 if they differ.
+  // Kills the writer. Returns the number of checks that fail afterwards.
   size_t Violations(const std::string& point, long n, bool* killed) {
     writer_.reset();
     group_.reset();
@@ -628,14 +630,14 @@ class KilledTieredTableTest : public TieredTableTest {
     const auto optimizer = [&](int table) { return Stats(table).optimizer.kind; };
     n_hyper_ = static_cast<size_t>(HyperCount(optimizer(plain_)));
     size_t wrong = 0;
-    // One of the tables is bound before the other.
+    // The kill may come between the bindings of the two tables.
     if (optimizer(tiered_) == optimizer(plain_)) {
       wrong += WithoutChanged(Dump(*group_, tiered_)) != WithoutChanged(Dump(*group_, plain_));
     }
     const Status verified = group_->Verify(tiered_);
     EXPECT_TRUE(verified.ok()) << verified.message();
     wrong += !verified.ok();
-    // And they can be trained.
+    // Both tables can be trained again.
     Bind(Sgd());
     Bind(Adagrad());
     std::mt19937_64 random(9);
@@ -643,7 +645,7 @@ class KilledTieredTableTest : public TieredTableTest {
     wrong += WithoutChanged(Dump(*group_, tiered_)) != WithoutChanged(Dump(*group_, plain_));
     return wrong;
   }
-  // After a kill more may be marked as changed.
+  // The rows without the change generation. After a kill more rows may be marked as changed.
   static Rows WithoutChanged(Rows rows) {
     for (auto& [key, row] : rows) row.replace(row.size() - 2 * sizeof(uint32_t), 4, "....");
     return rows;

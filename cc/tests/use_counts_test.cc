@@ -26,15 +26,15 @@ TEST(UseCounts, RowsWithTheLowestCountsLeave) {
     std::vector<uint32_t> lowest;
     counts.Lowest(n, kAnyRow, &lowest);
     ASSERT_EQ(lowest.size(), n);
-    std::vector<bool> gone(kRows);
+    std::vector<bool> is_lowest(kRows);
     float highest = 0;
     for (const uint32_t row : lowest) {
-      EXPECT_FALSE(gone[row]);
-      gone[row] = true;
+      EXPECT_FALSE(is_lowest[row]);
+      is_lowest[row] = true;
       highest = std::max(highest, counts.Of(row));
     }
     for (uint32_t row = 0; row < kRows; ++row) {
-      EXPECT_TRUE(gone[row] || counts.Of(row) >= highest) << row;
+      EXPECT_TRUE(is_lowest[row] || counts.Of(row) >= highest) << row;
     }
   }
 }

@@ -8,7 +8,7 @@
 namespace tsps {
 namespace {
 
-// Few keys, so that many lie side by side, and the table grows in between.
+// The keys are from small ranges, so that many are neighbours, and the table grows meanwhile.
 TEST(WaitingKeysTest, AreThoseOfAMap) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     std::mt19937 random(seed);
@@ -20,8 +20,8 @@ TEST(WaitingKeysTest, AreThoseOfAMap) {
         const auto bit = static_cast<uint16_t>(1u << random() % 16);
         keys.Put(key).mask |= bit;
         expected[key] |= bit;
-      } else if (WaitingKeys::Entry* const found = keys.Find(key)) {
-        keys.Remove(found);
+      } else if (WaitingKeys::Entry* const waiting = keys.Find(key)) {
+        keys.Remove(waiting);
         EXPECT_EQ(expected.erase(key), 1u);
       } else {
         EXPECT_EQ(expected.count(key), 0u);

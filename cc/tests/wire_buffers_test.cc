@@ -9,8 +9,8 @@
 namespace tsps {
 namespace {
 
-// One sender's gradients of a table of width 2: keys from `first` on, a row's floats being its key
-// (exact in bfloat16 up to 256) and `sender`.
+// Appends one sender's gradients of a table of width 2. The keys begin with `first`. The floats of
+// a row are its key (exact in bfloat16 up to 256) and `sender`.
 void Send(int64_t first, size_t n, int sender, std::vector<uint8_t>* wire, size_t splits = 1) {
   std::vector<int64_t> keys;
   std::vector<float> rows;
@@ -73,7 +73,7 @@ TEST(WireBuffersTest, RoundsMayGrowAndHaveOtherSenders) {
 TEST(WireBuffersTest, SplitsOfAllToAllsAreFoundWhereTheyEnd) {
   SerialExecutor executor;
   WireBuffers buffers;
-  const std::vector<size_t> sizes = {4321, 1, 5000, 0, 4097};  // large ones are not padded
+  const std::vector<size_t> sizes = {4321, 1, 5000, 0, 4097};  // large buffers are not padded
   std::vector<uint8_t> wire;
   for (size_t s = 0; s < sizes.size(); ++s) Send(0, sizes[s], static_cast<int>(s), &wire, 3);
   ASSERT_TRUE(buffers.Unpack(wire.data(), wire.size(), 1, /*splits=*/3, executor).ok());

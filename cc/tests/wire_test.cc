@@ -148,7 +148,7 @@ TEST(Wire, HasTheDocumentedBytes) {
   append({3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0});
   append({0, 0, 0, 0, 0, 0, 0, 0});  // table 1
   append({0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
-  append({3, 0b010101});  // to 4: 6 - 1; to 7: 3 - 1
+  append({3, 0b010101});  // differences of keys, less 1: 4 - -2 - 1 and 7 - 4 - 1
   append({2, 0b000110});  // counts 3, 2, 1
   expected.resize(128);
   append({0x00, 0xC0, 0x00, 0x3F, 0x80, 0x40, 0x00, 0x00, 0xE0, 0x40, 0x00, 0x41});
@@ -188,8 +188,8 @@ TEST(Wire, Float32IsExactNansIncluded) {
   std::vector<Gradients> read;
   ASSERT_TRUE(ReadAll(Packed({table}, WireType::kFloat32), &read).ok());
   std::multiset<uint32_t> sent(bits.begin(), bits.end());
-  const std::vector<uint32_t> got = BitsOf(read[0].rows);
-  EXPECT_EQ(std::multiset<uint32_t>(got.begin(), got.end()), sent);
+  const std::vector<uint32_t> read_bits = BitsOf(read[0].rows);
+  EXPECT_EQ(std::multiset<uint32_t>(read_bits.begin(), read_bits.end()), sent);
   ExpectRoundTrip({table}, WireType::kFloat32);
 }
 
@@ -203,7 +203,7 @@ TEST(Wire, CodesKeysAndCountsInFewBytes) {
   table.rows.resize(table.keys.size());
   EXPECT_LE(overhead(table), 100 * (1 + 128 * 2 / 8) + 63);  // 2 bits for differences of 3 - 1
   table.counts.assign(table.keys.size(), 1);
-  EXPECT_LE(overhead(table), 100 * (1 + 128 * 2 / 8) + 63);  // nothing
+  EXPECT_LE(overhead(table), 100 * (1 + 128 * 2 / 8) + 63);  // counts of 1 take no bytes
   table.counts[9] = 4;
   EXPECT_LE(overhead(table), 100 * (2 + 128 * 2 / 8) + 32 + 63);  // one block of 2 bits
 }
@@ -310,7 +310,7 @@ TEST(PaddedBytes, OfLargeSplitsAreMultiplesOf64) {
   }
 }
 
-// --- damage ---
+// --- Damage. ---
 
 class WireDamage : public ::testing::TestWithParam<WireType> {
  protected:
@@ -322,7 +322,7 @@ class WireDamage : public ::testing::TestWithParam<WireType> {
     std::memcpy(&header, buffer_.data(), sizeof(header));
     return header;
   }
-  // The buffer with some bytes replaced and, in spite of it, the right checksum.
+  // Returns the buffer with some bytes replaced and a valid checksum.
   template <typename T>
   std::vector<uint8_t> Forged(size_t offset, T value) const {
     std::vector<uint8_t> forged = buffer_;
@@ -343,9 +343,9 @@ class WireDamage : public ::testing::TestWithParam<WireType> {
   static bool Refused(const std::vector<uint8_t>& buffer, const std::string& expected) {
     const Status status = ReadAll(buffer);
     EXPECT_EQ(status.code(), Code::kDataLoss);
-    const bool found = status.message().find(expected) != std::string::npos;
-    if (!found) ADD_FAILURE() << '"' << status.message() << "\" has no \"" << expected << '"';
-    return found;
+    const bool matches = status.message().find(expected) != std::string::npos;
+    if (!matches) ADD_FAILURE() << '"' << status.message() << "\" has no \"" << expected << '"';
+    return matches;
   }
 };
 
@@ -374,7 +374,7 @@ TEST_P(WireDamage, IsNoticedAtEveryShorterLength) {
 
 TEST_P(WireDamage, ForgedHeadersAreRefused) {
   const WireHeader header = Header();
-  ASSERT_TRUE(ReadAll(Forged(8, uint32_t{1})).ok());  // the control: as it was
+  ASSERT_TRUE(ReadAll(Forged(8, uint32_t{1})).ok());  // the control: nothing has changed
   EXPECT_TRUE(Refused(Forged(0, 'x'), "foreign"));
   EXPECT_TRUE(Refused(Forged(8, uint32_t{0}), "version 0"));
   EXPECT_TRUE(Refused(Forged(8, uint32_t{2}), "newer gradient buffer: it has format version 2"));
@@ -428,7 +428,7 @@ TEST_P(WireDamage, ForgedTablesAreRefused) {
 
 TEST_P(WireDamage, KeysThatWrapAroundAndCountsBeyondInt32AreRefused) {
   EXPECT_TRUE(Refused(Forged(TableField(0, 0), int64_t{5}), "keys of table 0 do not ascend"));
-  // The largest count that there is, and one more.
+  // The largest count, and one more.
   buffer_ = Packed({{{1, 2}, {INT32_MAX, 2}, {1, 2}, 1}}, GetParam());
   const size_t counts = TableField(1, 0) + 1;  // the one difference has no bits
   ASSERT_EQ(buffer_[counts], 31);
@@ -456,7 +456,7 @@ TEST_P(WireDamage, OfAnyKindNeverLeadsOutOfTheBuffer) {
     ASSERT_TRUE(status.ok() || status.code() == Code::kDataLoss) << status.message();
     read += status.ok();
   }
-  EXPECT_GT(read, 0u);  // some changes, as of a key, make other gradients
+  EXPECT_GT(read, 0u);  // some changes, for example of a key, give other valid gradients
 }
 
 INSTANTIATE_TEST_SUITE_P(, WireDamage, ::testing::ValuesIn(kTypes),

@@ -29,9 +29,9 @@ float FloatOf(uint32_t bits) {
   return value;
 }
 
-// From the definition, for what is not a NaN: the multiple of the last place's unit that is
-// nearest. That of the hidden bit adds one to the exponent's field, and so does rounding up to the
-// next power of two.
+// Rounds a value that is not a NaN, by the definition: to the nearest multiple of the unit of the
+// last place. The hidden bit adds one to the exponent's field, and so does rounding up to the next
+// power of two.
 uint16_t NarrowedByDefinition(const Format& format, float value) {
   const int sign = std::signbit(value) ? 0x8000 : 0;
   const double magnitude = std::fabs(static_cast<double>(value));
@@ -85,7 +85,7 @@ TEST_P(WireTypes, WidensEveryNumberExactlyAndBack) {
   for (size_t i = 0; i < codes.size(); ++i) {
     if ((codes[i] & 0x7FFF) > format.infinity()) {
       ASSERT_TRUE(std::isnan(values[i])) << i;
-      // A signalling one has become quiet.
+      // A signalling NaN becomes a quiet one.
       ASSERT_EQ(back[i], codes[i] | 1 << (format.fraction_bits - 1));
     } else {
       ASSERT_EQ(static_cast<double>(values[i]), WidenedByDefinition(format, codes[i])) << i;
@@ -97,8 +97,8 @@ TEST_P(WireTypes, WidensEveryNumberExactlyAndBack) {
 TEST_P(WireTypes, RoundToNearestEvenAroundEveryTieAndAnywhere) {
   const Format format = GetParam();
   std::vector<float> values;
-  // Both neighbours of two numbers' middle, and the middle. The last is between the largest finite
-  // number and what would be next.
+  // The middle between any two adjacent numbers, and both neighbours of the middle. The last middle
+  // is between the largest finite number and the number that would follow it.
   for (int code = 0; code < format.infinity(); ++code) {
     const auto at = [&](int c) { return WidenedByDefinition(format, static_cast<uint16_t>(c)); };
     const double next = code + 1 == format.infinity() ? 2 * at(code) - at(code - 1) : at(code + 1);
@@ -163,7 +163,7 @@ TEST(WireType, ConvertsAnyLengthAtAnyAddressAndNothingBeyond) {
         WidenFloats(type, wire.data() + offset, n, back.data());
         EXPECT_EQ(back.back(), 99.5f);
         back.pop_back();
-        if (type == WireType::kBfloat16) {  // which has 8 bits for such numbers
+        if (type == WireType::kBfloat16) {  // it has 8 bits for such numbers
           for (size_t i = 0; i < n; ++i) EXPECT_NEAR(values[i], back[i], 2);
         } else {
           EXPECT_EQ(values, back);

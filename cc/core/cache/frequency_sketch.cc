@@ -12,7 +12,7 @@ float FromHalf(uint16_t half) {
   return value;
 }
 
-// To the nearest; of a positive, finite value.
+// Rounds a positive, finite value to the nearest half.
 uint16_t ToHalf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -25,7 +25,7 @@ int FrequencySketch::EntryOf(const Line& line, uint16_t hash) {
   int lowest = 0;
   for (int i = 0; i < 16; ++i) {
     if (line.hash[i] == hash && line.count[i] != 0) return i;
-    // Halves of positive floats are ordered as the floats are.
+    // Halves of positive floats have the order of the floats.
     if (line.count[i] < line.count[lowest]) lowest = i;
   }
   return lowest;
@@ -33,23 +33,23 @@ int FrequencySketch::EntryOf(const Line& line, uint16_t hash) {
 
 float FrequencySketch::Add(uint64_t hash, float weight) {
   Line& line = const_cast<Line&>(LineOf(hash));
-  const auto mine = static_cast<uint16_t>(hash);
-  const int i = EntryOf(line, mine);
-  const float before = line.hash[i] == mine ? FromHalf(line.count[i]) : 0.0f;
-  line.hash[i] = mine;
+  const auto tag = static_cast<uint16_t>(hash);
+  const int i = EntryOf(line, tag);
+  const float before = line.hash[i] == tag ? FromHalf(line.count[i]) : 0.0f;
+  line.hash[i] = tag;
   line.count[i] = ToHalf(before + weight);
   return before + weight;
 }
 
 void FrequencySketch::Set(uint64_t hash, float count) {
   Line& line = const_cast<Line&>(LineOf(hash));
-  const auto mine = static_cast<uint16_t>(hash);
-  const int i = EntryOf(line, mine);
-  const bool found = line.hash[i] == mine && line.count[i] != 0;
+  const auto tag = static_cast<uint16_t>(hash);
+  const int i = EntryOf(line, tag);
+  const bool has_entry = line.hash[i] == tag && line.count[i] != 0;
   const uint16_t half = count > 0 ? ToHalf(count) : 0;
-  // A key that is not there does not drive out one that is more frequent.
-  if (!found && half <= line.count[i]) return;
-  line.hash[i] = mine;
+  // A key without an entry does not replace a more frequent key.
+  if (!has_entry && half <= line.count[i]) return;
+  line.hash[i] = tag;
   line.count[i] = half;
 }
 

@@ -1,14 +1,14 @@
-// FrequencySketch: how often keys that have no slot were used lately, approximately, in 6 bytes per
+// FrequencySketch: approximately counts the recent uses of keys that have no slot, in 6 bytes per
 // slot of the cache.
 //
-// A line of 16 entries of 4 bytes, chosen by the key's hash, holds 16 other bits of the hash and a
-// count; a key that is not in its line takes the place of the lowest count there. So most keys that
-// come once are forgotten soon, and those that come often, about which the cache has to decide, are
-// counted nearly exactly. What lost: a count-min sketch of the same size. Batches bring many more
-// keys that come once than it has counters, and each of them makes others look frequent.
+// The key's hash chooses a line of 16 entries. An entry takes 4 bytes: 16 other bits of the hash,
+// and a count. A key that is not in its line replaces the lowest count there. So the sketch soon
+// forgets most keys that are used once, and counts frequent keys, about which the cache decides,
+// nearly exactly. A count-min sketch of the same size was worse: batches contain many more keys
+// that are used once than it has counters, and each of them makes other keys look frequent.
 //
-// Counts are what the weights of uses add up to, in 16 bits: a float's leading half, so that counts
-// of 256 uses and more stay where they are.
+// A count is the sum of the weights of the uses, stored as the leading half of a float. From 256
+// uses on it does not grow.
 #ifndef TFSPS_CORE_CACHE_FREQUENCY_SKETCH_H_
 #define TFSPS_CORE_CACHE_FREQUENCY_SKETCH_H_
 
@@ -25,11 +25,11 @@ class FrequencySketch {
   size_t bytes() const { return lines_.capacity() * sizeof(Line); }
   void Prefetch(uint64_t hash) const { __builtin_prefetch(&LineOf(hash)); }
 
-  // A use that counts `weight`; returns what the key's uses count now.
+  // Counts a use with this weight. Returns the key's count.
   float Add(uint64_t hash, float weight);
-  // The key's uses count this much from now on; 0 gives its entry away.
+  // Sets the key's count; 0 frees its entry.
   void Set(uint64_t hash, float count);
-  // All counts are multiplied by this.
+  // Multiplies all counts by `factor`.
   void Scale(float factor);
 
  private:
@@ -39,7 +39,7 @@ class FrequencySketch {
   };
 
   const Line& LineOf(uint64_t hash) const { return lines_[((hash >> 32) * lines_.size()) >> 32]; }
-  // The entry of a key, or the one that it may take.
+  // Returns the entry of a key, or the entry that the key may replace.
   static int EntryOf(const Line& line, uint16_t hash);
 
   std::vector<Line> lines_;

@@ -1,4 +1,5 @@
-// SlotDirectory: which missing keys enter, and in whose place; and what staged batches need.
+// SlotDirectory: chooses the missing keys that enter and the keys that leave, and tracks the keys
+// that staged batches need.
 #include <algorithm>
 #include <cassert>
 
@@ -6,30 +7,30 @@
 
 namespace tsps {
 
-// Who leaves: the coldest slots that neither the take nor a staged batch needs, then those that
-// staged batches need, the last needed first.
+// The slots that may be given away, in this order: the coldest slots that neither the planned step
+// nor a staged batch needs, then slots that staged batches need, the one needed last first.
 class SlotDirectory::Victims {
  public:
   explicit Victims(SlotDirectory* directory) : directory_(*directory) {}
   ~Victims() {
-    for (const Passed& one : passed_) directory_.queue_.Push(one.slot, one.its_class);
+    for (const Passed& passed : passed_) directory_.queue_.Push(passed.slot, passed.heat_class);
   }
   Victims(const Victims&) = delete;
   Victims& operator=(const Victims&) = delete;
 
   static constexpr uint32_t kNone = VictimQueue::kNone;
 
-  // The one to leave next; kNone: all others are of the take.
+  // Returns the next slot to give away; kNone if the planned step needs all others.
   uint32_t Next() {
     if (next_ == kNone) next_ = Search();
     return next_;
   }
-  int distance() const { return distance_; }  // of Next()
+  int distance() const { return distance_; }  // the number of batches until Next() is needed
   void Take() {
     directory_.in_take_[next_] = true;
     next_ = kNone;
   }
-  // Next() stays.
+  // Keeps the slot that Next() returned.
   void PutBack() {
     if (next_ == kNone) return;
     passed_.push_back({next_, directory_.ClassOf(next_), distance_});
@@ -39,7 +40,7 @@ class SlotDirectory::Victims {
  private:
   struct Passed {
     uint32_t slot;
-    uint32_t its_class;
+    uint32_t heat_class;
     int distance;
   };
   static constexpr int kInTake = 0;  // in place of a distance, which is at least 1
@@ -57,10 +58,10 @@ class SlotDirectory::Victims {
   }
   // Returns the coldest slot that is not needed, or kNone. Slots before it are added to passed_.
   uint32_t NextUnneeded() {
-    uint32_t its_class;
+    uint32_t heat_class;
     const auto class_of = [&](uint32_t slot) { return directory_.ClassOf(slot); };
     while (true) {
-      const uint32_t slot = directory_.queue_.Pop(class_of, &its_class);
+      const uint32_t slot = directory_.queue_.Pop(class_of, &heat_class);
       if (slot == kNone) return kNone;
       if (slot >= directory_.used_) continue;
       // A slot that is taken here may be in the queue twice. Slots of the take keep their place.
@@ -68,7 +69,7 @@ class SlotDirectory::Victims {
                       ? kInTake
                       : directory_.staged_.Distance(directory_.slots_[slot].mask);
       if (distance_ == StagedBatches::kNever) return slot;
-      passed_.push_back({slot, its_class, distance_});
+      passed_.push_back({slot, heat_class, distance_});
     }
   }
   // Returns the slot in passed_ that staged batches need last, or kNone.
@@ -101,7 +102,7 @@ void SlotDirectory::ChooseEntering(std::vector<Miss>* misses, Plan* plan) {
         ++next;
       } else {
         slot = victims.Next();
-        assert(slot != Victims::kNone);  // no more keys than slots
+        assert(slot != Victims::kNone);  // there are at least as many slots as keys
         plan->victims.push_back({slot, slots_[slot].key, slots_[slot].newer != 0});
         victims.Take();
       }
@@ -117,8 +118,8 @@ void SlotDirectory::ChooseEntering(std::vector<Miss>* misses, Plan* plan) {
 void SlotDirectory::Admit(std::vector<Miss>* misses, Plan* plan) {
   Victims victims(this);
   uint32_t next = used_;
-  // The first to leave is the coldest of those that no batch needs: who is no more frequent, and
-  // needed by no batch, does not enter.
+  // The first victim is the coldest slot that no batch needs. A missing key that no batch needs
+  // enters only if it is more frequent.
   const auto least = [&] { return HeatOf(victims.Next()) + weight_; };
   if (next == slots_.size()) {
     if (victims.Next() == Victims::kNone) return;
@@ -145,7 +146,7 @@ void SlotDirectory::Admit(std::vector<Miss>* misses, Plan* plan) {
       const bool enters = victims.distance() != miss.distance
                               ? miss.distance < victims.distance()
                               : miss.distance == StagedBatches::kNever && miss.count > least();
-      if (!enters) break;  // nor do those behind it: later, or colder
+      if (!enters) break;  // the next keys do not enter either: they are needed later, or colder
       plan->victims.push_back({slot, slots_[slot].key, slots_[slot].newer != 0});
       victims.Take();
     }
@@ -183,8 +184,8 @@ std::vector<uint8_t> SlotDirectory::Stage(uint64_t fingerprint, const int64_t* k
   return absent;
 }
 
-// The first batch is staged no more. `counts`, if given: of each key, whether the row that was read
-// ahead counts.
+// Removes the first staged batch. If `counts` is given, sets for each key whether the row that was
+// read ahead is valid; if `slots` is given, the slot of each key.
 StagedBatches::Batch SlotDirectory::RemoveStaged(std::vector<uint8_t>* counts, int32_t* slots) {
   StagedBatches::Batch batch = staged_.RemoveFirst();
   const uint16_t bit = StagedBatches::BitOf(batch.number);

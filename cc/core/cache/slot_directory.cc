@@ -4,11 +4,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/base/prefetch.h"
+
 namespace tsps {
 namespace {
 
 constexpr float kMostWeight = 1e20f;
-// Of kLru: the queue has at most about so many classes.
+// kLru: the queue has about this many classes at most.
 constexpr size_t kLruClasses = 4096;
 
 uint32_t BitsOf(float value) {
@@ -49,7 +51,7 @@ float SlotDirectory::HeatOf(uint32_t slot) const {
 
 void SlotDirectory::SetHeat(uint32_t slot, float heat) { slots_[slot].heat = BitsOf(heat); }
 
-// Of floats that are not negative, the leading bits ascend with them: 16 classes per octave.
+// The leading bits of floats that are not negative ascend with the floats: 16 classes per octave.
 uint32_t SlotDirectory::ClassOf(uint32_t slot) const {
   return lru() ? slots_[slot].heat : slots_[slot].heat >> 19;
 }
@@ -74,10 +76,10 @@ void SlotDirectory::FillQueue() {
   for (uint32_t slot = 0; slot < used_; ++slot) queue_.Push(slot, ClassOf(slot));
 }
 
-// Old uses count less from here on.
+// Begins a plan: reduces the weight of earlier uses.
 void SlotDirectory::BeginTake(size_t n) {
   if (lru()) {
-    // Every take has a class of its own, unless it is small beside the slots.
+    // Each plan begins a new class, unless the last class has few uses compared with the slots.
     if (lru_uses_ >= std::max<size_t>(1, slots_.size() / kLruClasses)) {
       ++lru_class_;
       lru_uses_ = 0;
@@ -106,7 +108,7 @@ void SlotDirectory::Find(const int64_t* keys, size_t n, int32_t* slots) const {
 
 // --- plans ---
 
-// The step of the plan before was not made: its victims stay.
+// Drops a plan that was not committed: its victims keep their slots.
 void SlotDirectory::DropPlan() {
   for (const uint32_t slot : planned_) queue_.Push(slot, ClassOf(slot));
   planned_.clear();
@@ -115,8 +117,11 @@ void SlotDirectory::DropPlan() {
 Result<SlotDirectory::Plan> SlotDirectory::MakePlan(const int64_t* keys, size_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (lru() && n > slots_.size()) {
-    return Error(Code::kInvalidArgument, "the batch has ", n, " unique keys, the cache ",
-                 slots_.size(), " rows: policy \"lru\" keeps every row of a batch");
+    return Error(Code::kInvalidArgument, "the batch has ", n, " unique keys, but the cache has ",
+                 slots_.size(),
+                 " rows. Policy \"lru\" keeps every row of a batch, so the step was not applied. "
+                 "Increase `rows` of tsps.DeviceCache, use policy \"admission\", or make batches "
+                 "smaller");
   }
   DropPlan();
   BeginTake(n);
@@ -153,10 +158,11 @@ Result<SlotDirectory::Plan> SlotDirectory::MakePlan(const int64_t* keys, size_t 
 Status SlotDirectory::Commit(const Plan& plan, const int64_t* keys) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (plan.number != plans_) {
-    return Error(Code::kInternal, "plan ", plan.number, " of a cache is committed after plan ",
-                 plans_, " was made");
+    return Error(Code::kInternal, "plan ", plan.number,
+                 " of a device cache cannot be committed, because plan ", plans_,
+                 " was made after it");
   }
-  ++plans_;  // none is committed twice
+  ++plans_;  // so that no plan is committed twice
   planned_.clear();
   const auto prefetch = [&](int64_t key) {
     const uint64_t hash = Hash(key);
@@ -164,7 +170,8 @@ Status SlotDirectory::Commit(const Plan& plan, const int64_t* keys) {
     if (sketch_) sketch_->Prefetch(hash);
   };
   for (size_t v = 0; v < plan.victims.size(); ++v) {
-    if (v + kAhead < plan.victims.size()) prefetch(plan.victims[v + kAhead].key);
+    PrefetchAhead<kAhead>(v, plan.victims.size(),
+                          [&](size_t next) { prefetch(plan.victims[next].key); });
     const Victim& victim = plan.victims[v];
     const uint64_t hash = Hash(victim.key);
     Slot& slot = slots_[victim.slot];
@@ -180,7 +187,8 @@ Status SlotDirectory::Commit(const Plan& plan, const int64_t* keys) {
     }
   }
   for (size_t e = 0; e < plan.entering.size(); ++e) {
-    if (e + kAhead < plan.entering.size()) prefetch(keys[plan.entering[e + kAhead]]);
+    PrefetchAhead<kAhead>(e, plan.entering.size(),
+                          [&](size_t next) { prefetch(keys[plan.entering[next]]); });
     const uint32_t i = plan.entering[e];
     const uint64_t hash = Hash(keys[i]);
     const auto slot = static_cast<uint32_t>(plan.slots[i]);
@@ -216,14 +224,14 @@ SlotDirectory::Newer SlotDirectory::FindNewer() {
     clock_ = 1;
     ++era_;
   }
-  Newer found;
-  found.number = era_ << 8 | clock_++;
+  Newer newer;
+  newer.number = era_ << 8 | clock_++;
   for (uint32_t slot = 0; slot < used_; ++slot) {
     if (!slots_[slot].newer) continue;
-    found.slots.push_back(slot);
-    found.keys.push_back(slots_[slot].key);
+    newer.slots.push_back(slot);
+    newer.keys.push_back(slots_[slot].key);
   }
-  return found;
+  return newer;
 }
 
 size_t SlotDirectory::newer() const {
@@ -231,27 +239,27 @@ size_t SlotDirectory::newer() const {
   return newer_;
 }
 
-bool SlotDirectory::IsStillNewer(const Newer& found, size_t i) const {
-  if (found.slots[i] >= used_) return false;
-  const Slot& slot = slots_[found.slots[i]];
-  return found.number >> 8 == era_ && slot.newer != 0 && slot.newer <= (found.number & 0xFF) &&
-         slot.key == found.keys[i];
+bool SlotDirectory::IsStillNewer(const Newer& newer, size_t i) const {
+  if (newer.slots[i] >= used_) return false;
+  const Slot& slot = slots_[newer.slots[i]];
+  return newer.number >> 8 == era_ && slot.newer != 0 && slot.newer <= (newer.number & 0xFF) &&
+         slot.key == newer.keys[i];
 }
 
-std::vector<uint32_t> SlotDirectory::StillNewer(const Newer& found) const {
+std::vector<uint32_t> SlotDirectory::StillNewer(const Newer& newer) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<uint32_t> positions;
-  for (size_t i = 0; i < found.slots.size(); ++i) {
-    if (IsStillNewer(found, i)) positions.push_back(static_cast<uint32_t>(i));
+  for (size_t i = 0; i < newer.slots.size(); ++i) {
+    if (IsStillNewer(newer, i)) positions.push_back(static_cast<uint32_t>(i));
   }
   return positions;
 }
 
-void SlotDirectory::Flushed(const Newer& found) {
+void SlotDirectory::Flushed(const Newer& newer) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (size_t i = 0; i < found.slots.size(); ++i) {
-    if (!IsStillNewer(found, i)) continue;
-    slots_[found.slots[i]].newer = 0;
+  for (size_t i = 0; i < newer.slots.size(); ++i) {
+    if (!IsStillNewer(newer, i)) continue;
+    slots_[newer.slots[i]].newer = 0;
     --newer_;
   }
 }
@@ -259,7 +267,7 @@ void SlotDirectory::Flushed(const Newer& found) {
 void SlotDirectory::Clear() {
   const std::lock_guard<std::mutex> lock(mutex_);
   planned_.clear();
-  ++plans_;  // one that was made cannot be committed
+  ++plans_;  // so that an earlier plan cannot be committed
   for (uint32_t slot = 0; slot < used_; ++slot) {
     staged_.Leave(slots_[slot].key, slots_[slot].mask);
     slots_[slot] = {};

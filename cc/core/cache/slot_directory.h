@@ -1,35 +1,34 @@
-// SlotDirectory: which rows of a table a device keeps, in which slots. It decides, alone, what
-// enters and what leaves; whoever has the rows moves them as it says.
+// SlotDirectory: the rows of a table that a device keeps, and their slots. The directory decides
+// which keys enter and leave the device. Its caller moves the rows accordingly.
 //
 // A step of training has three parts:
 //
-//   Find      in the forward pass: where the rows of its keys are. Changes nothing, so a forward
-//             pass may be repeated, or be without an update
-//   Plan      when the gradients are there: the slots of the keys, those of missing keys that may
-//             enter, and the victims that give them their slots
-//   Commit    when the host has what the step leaves there: the rows of victims, and those of keys
-//             that have not entered, updated. Until then nothing has moved
+//   Find      in the forward pass: finds the slots of keys. It changes nothing, so a forward pass
+//             may be repeated, or have no update
+//   MakePlan  when the gradients are available: chooses the slots of the keys, the missing keys
+//             that enter, and the victims whose slots they get
+//   Commit    when the host has the rows of victims and the updated rows of keys without a slot.
+//             Until then no key has moved
 //
-// A step that fails in between has changed nothing: its plan is dropped when the next one is made.
+// A step that fails before Commit has changed nothing. MakePlan drops the plan of such a step.
 //
-// Rules of order, which whoever moves rows keeps (tests: cc/tests/cache_order_test.cc):
+// Rules for the caller that moves rows (cc/tests/cache_order_test.cc tests them):
 // - A victim's row is read from its slot after its last update, and before the slot is written for
-//   the key that enters: slots are written after Commit.
-// - Before Commit the host has the rows of victims, and the updates of keys that have no slot.
-// - What Match says of rows that were read ahead is obeyed: others are read again.
+//   the entering key. Slots are written after Commit.
+// - Before Commit the host has the rows of victims, and the updates of keys without a slot.
+// - A row that was read ahead is used only if Match reports that it is valid. Other rows are read
+//   again.
 // - A step is committed before the next one finds its keys, and its rows on the device are written
-//   before that one reads them.
+//   before the next step reads them.
 //
 // Policies:
-// - kAdmission: a missing key enters only if it was used more often, old uses counting less and
-//   less, than the key that is the first to leave. The others' rows stay on the host, and are
-//   updated there.
-// - kLru: every key enters; those that were not used for the longest time leave.
-// With both, keys that staged batches need stay as long as there are others; of those, the ones
-// that are needed last leave first; and with kAdmission a missing key that a staged batch needs
-// enters in place of one that none needs.
+// - kAdmission: a missing key enters only if it was used more often than the first victim, where
+//   old uses count less and less. The rows of other missing keys are updated on the host.
+// - kLru: every key enters, and the least recently used keys leave.
+// With both policies, keys that staged batches need leave last, the one needed last first. With
+// kAdmission, a missing key that a staged batch needs replaces a key that no staged batch needs.
 //
-// At most 40 bytes per slot, but for what staged batches need: their keys. Thread-safe.
+// The directory takes at most 40 bytes per slot, plus the keys of staged batches. Thread-safe.
 #ifndef TFSPS_CORE_CACHE_SLOT_DIRECTORY_H_
 #define TFSPS_CORE_CACHE_SLOT_DIRECTORY_H_
 
@@ -57,53 +56,53 @@ class SlotDirectory {
   struct Options {
     uint32_t slots = 0;
     Policy policy = Policy::kAdmission;
-    // Uses per slot after which a use counts 1/e of what it did.
+    // The number of uses per slot after which the weight of a use has decreased to 1/e.
     double memory = 24;
   };
   struct Victim {
     uint32_t slot = 0;
     int64_t key = 0;
-    bool newer = false;  // than the host's row is the device's
+    bool newer = false;  // whether the device's row is newer than the host's
   };
   struct Plan {
     uint64_t number = 0;
     std::vector<int32_t> slots;      // of each key; kNoSlot: its row is and stays on the host
-    std::vector<uint32_t> entering;  // positions in the keys: their rows come from the host
-    std::vector<Victim> victims;     // slots of some that enter; the others' were free
-    std::vector<float> counts;       // of uses, by their weights, of those that enter
+    std::vector<uint32_t> entering;  // positions of keys whose rows move to the device
+    std::vector<Victim> victims;     // their slots go to entering keys; other slots were free
+    std::vector<float> counts;       // the weighted uses of entering keys
   };
   struct Counters {
     uint64_t takes = 0;        // plans
-    uint64_t keys = 0;         // in them
-    uint64_t hits = 0;         // that had slots
-    uint64_t entered = 0;      // that got one
+    uint64_t keys = 0;         // keys of all plans
+    uint64_t hits = 0;         // keys that had slots
+    uint64_t entered = 0;      // keys that got slots
     uint64_t evicted = 0;      // victims
-    uint64_t staged = 0;       // batches
-    uint64_t matched = 0;      // of them, that were taken
-    uint64_t dropped = 0;      // that were not
+    uint64_t staged = 0;       // staged batches
+    uint64_t matched = 0;      // staged batches that were taken
+    uint64_t dropped = 0;      // staged batches that were not taken
     uint64_t staged_rows = 0;  // absent keys of staged batches
-    uint64_t staged_used = 0;  // of matched ones, rows that counted
-    uint64_t staged_late = 0;  // written since, or in a slot by then
+    uint64_t staged_used = 0;  // rows of matched batches that were valid
+    uint64_t staged_late =
+        0;  // rows of matched batches that were written, or got a slot, meanwhile
   };
 
   explicit SlotDirectory(const Options& options);
 
-  uint32_t slots() const { return options_.slots; }
-  Policy policy() const { return options_.policy; }
   size_t bytes() const;
   Counters counters() const;
 
-  // The slots of unique keys, or kNoSlot.
+  // Finds the slots of unique keys; kNoSlot for a key without one.
   void Find(const int64_t* keys, size_t n, int32_t* slots) const;
 
-  // See above. Of unique keys. Fails if the policy is kLru and there are more keys than slots.
+  // Plans a step of unique keys. InvalidArgument: the policy is kLru, and there are more keys than
+  // slots.
   Result<Plan> MakePlan(const int64_t* keys, size_t n);
-  // Fails if another plan was made since.
+  // Commits the last plan. Internal: another plan was made since.
   Status Commit(const Plan& plan, const int64_t* keys);
 
-  // --- Keys whose rows are newer on the device. A flush copies them to the host beside training:
+  // --- Keys whose rows are newer on the device. A flush copies them to the host during training:
   // FindNewer, a copy of the rows, StillNewer, a write of those rows on the host, Flushed. No plan
-  // may be committed between the last three. ---
+  // may be committed from StillNewer to Flushed. ---
   struct Newer {
     uint64_t number = 0;  // of the flush
     std::vector<uint32_t> slots;
@@ -111,24 +110,24 @@ class SlotDirectory {
   };
   Newer FindNewer();
   size_t newer() const;
-  // Positions of the keys whose rows are as they were at FindNewer, and newer than the host's. A
-  // plan that was committed since has trained the others or taken their slots, or another flush
-  // has written them: what was copied of them must not be written to the host.
-  std::vector<uint32_t> StillNewer(const Newer& found) const;
-  // The host has the rows that StillNewer names.
-  void Flushed(const Newer& found);
-  // The host's rows were written by others: all slots are free, and no row that was read ahead
-  // counts. Rows that were newer on the device are lost: they were flushed before, or are not
-  // wanted.
+  // Returns the positions of keys whose rows have not changed since FindNewer, and are still newer
+  // than the host's. Other rows were trained, evicted or flushed since; their copies must not be
+  // written to the host.
+  std::vector<uint32_t> StillNewer(const Newer& newer) const;
+  // Records that the host has the rows that StillNewer returned.
+  void Flushed(const Newer& newer);
+  // Frees all slots, and makes all rows that were read ahead invalid, because the host's rows were
+  // written outside of steps. Newer rows on the device are lost; flush them first if needed.
   void Clear();
 
   // --- Batches that are known ahead. ---
-  // A batch will be taken. Returns, for each of its unique keys, not 0 if its row should be read
-  // ahead, after this call. Of more than StagedBatches::kMost the first is dropped.
+  // Stages a batch that will be taken. Returns a value for each of its unique keys, not 0 if its
+  // row should be read ahead after this call. If StagedBatches::kMost batches are staged, drops the
+  // first of them.
   std::vector<uint8_t> Stage(uint64_t fingerprint, const int64_t* keys, size_t n);
-  // The batch with this fingerprint is taken now; those staged before it are dropped. Returns, for
-  // each of its keys, not 0 if the row that was read ahead is the one to use, and writes their
-  // slots to `slots`, if given; nullopt if there is no such batch.
+  // Takes the batch with this fingerprint, and drops batches that were staged before it. Returns a
+  // value for each of its keys, not 0 if the row that was read ahead is valid, and writes the slots
+  // of the keys to `slots`, if given. Returns nullopt if no such batch is staged.
   std::optional<std::vector<uint8_t>> Match(uint64_t fingerprint,
                                             std::vector<int32_t>* slots = nullptr);
   void DropStaged();
@@ -136,14 +135,14 @@ class SlotDirectory {
  private:
   struct Slot {
     int64_t key = 0;
-    uint32_t heat = 0;  // kAdmission: a float, uses by their weights; kLru: its class
-    uint16_t mask = 0;  // of the staged batches that need it
-    uint8_t newer = 0;  // not 0: than the host's row, since a commit at this time of the clock
+    uint32_t heat = 0;  // kAdmission: the weighted uses, the bits of a float; kLru: the heat class
+    uint16_t mask = 0;  // of the staged batches that need the key
+    uint8_t newer = 0;  // the clock at the commit that made the row newer than the host's; 0: not
   };
   struct Miss {
     uint32_t position;
-    float count;  // of uses, by their weights
-    int distance;
+    float count;   // the weighted uses
+    int distance;  // StagedBatches::Distance
   };
   class Victims;
 
@@ -156,35 +155,35 @@ class SlotDirectory {
   void BeginTake(size_t n);
   void FillQueue();
   void DropPlan();
-  // Keys looked ahead: their buckets, and then, half as far, their slots.
+  // The distance of prefetches of buckets. Slots are prefetched half as far ahead.
   static constexpr size_t kAhead = 32;
-  // Calls hit(i, slot) or absent(i, hash) for each key, in their order. `sketch`: it will be asked
-  // for those that are absent.
+  // Calls hit(i, slot) or absent(i, hash) for each key, in order. `sketch`: whether `absent` uses
+  // the sketch, so that it should be prefetched.
   template <typename Hit, typename Absent>
   void Search(const int64_t* keys, size_t n, bool sketch, const Hit& hit,
               const Absent& absent) const;
   void ChooseEntering(std::vector<Miss>* misses, Plan* plan);
   void Admit(std::vector<Miss>* misses, Plan* plan);
-  bool IsStillNewer(const Newer& found, size_t i) const;
+  bool IsStillNewer(const Newer& newer, size_t i) const;
   StagedBatches::Batch RemoveStaged(std::vector<uint8_t>* counts, int32_t* slots = nullptr);
 
   const Options options_;
   mutable std::mutex mutex_;
   SlotIndex index_;
   std::vector<Slot> slots_;
-  uint32_t used_ = 0;  // slots from 0 that were given to keys
+  uint32_t used_ = 0;  // slots below this were given to keys
   VictimQueue queue_;
   std::optional<FrequencySketch> sketch_;  // kAdmission
-  std::vector<bool> in_take_;              // slots of the take's keys, and of its victims
-  float weight_ = 1.0f;                    // of a use now, in place of making all others less
+  std::vector<bool> in_take_;              // slots of the planned step's keys, and of its victims
+  float weight_ = 1.0f;                    // of a use now: it grows, instead of all heats shrinking
   uint32_t lru_class_ = 1;
-  size_t lru_uses_ = 0;  // since the class began
+  size_t lru_uses_ = 0;  // uses since the class began
   StagedBatches staged_;
   uint64_t plans_ = 0;
   std::vector<uint32_t> planned_;  // slots of the victims of a plan that is not committed
   uint64_t newer_ = 0;
-  // Moves on at each FindNewer, so that commits before it are told from those after it. When it
-  // comes round, a new era begins, and flushes of the one before find none of their rows.
+  // Advances at each FindNewer, which separates commits before it from commits after it. When it
+  // wraps around, a new era begins, and flushes of the old era find none of their rows.
   uint8_t clock_ = 1;
   uint64_t era_ = 0;
   Counters counters_;
@@ -203,7 +202,7 @@ void SlotDirectory::Search(const int64_t* keys, size_t n, bool sketch, const Hit
       uint32_t slot = guesses[at % kAhead];
       if (slot != SlotIndex::kNone && slots_[slot].key != keys[at]) {
         slot = index_.Find(static_cast<uint32_t>(hash),
-                           [&](uint32_t one) { return slots_[one].key == keys[at]; });
+                           [&](uint32_t number) { return slots_[number].key == keys[at]; });
       }
       if (slot != SlotIndex::kNone) {
         hit(at, slot);

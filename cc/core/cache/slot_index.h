@@ -1,10 +1,9 @@
-// SlotIndex: from a key to the slot that holds its row.
+// SlotIndex: maps a key to the slot of its row.
 //
-// Open addressing with linear probing; a bucket holds 32 bits of the key's hash, which also say
-// where its search begins, and the slot + 1. The keys themselves are in the slots: whoever searches
-// is asked whether a slot has the key, and is asked once for nearly every search, since the 32 bits
-// of another key differ. An entry that goes is replaced by those behind it: nothing is left over,
-// however many keys come and go.
+// The index uses open addressing with linear probing. A bucket contains 32 bits of the key's hash,
+// which determine where the search begins, and the slot + 1. The keys are in the slots, so the
+// caller checks whether a slot has the key; nearly every search needs one check, because the 32
+// bits of other keys differ. Erase moves later entries into the hole, so no tombstones accumulate.
 #ifndef TFSPS_CORE_CACHE_SLOT_INDEX_H_
 #define TFSPS_CORE_CACHE_SLOT_INDEX_H_
 
@@ -19,21 +18,23 @@ class SlotIndex {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // For up to `slots` keys, which fill at most 8/11 of the buckets: 11 bytes per slot.
+  // Makes an index for up to `slots` keys, which fill at most 8/11 of the buckets: 11 bytes per
+  // slot.
   explicit SlotIndex(uint32_t slots) : buckets_(size_t{slots} * 11 / 8 + 8) {}
 
   size_t bytes() const { return buckets_.capacity() * sizeof(Bucket); }
   void Prefetch(uint32_t hash) const { __builtin_prefetch(&buckets_[Home(hash)]); }
 
-  // The first slot in the search for a hash whose 32 bits are the same: that of the key, most
-  // likely. For whoever prefetches the slot.
+  // Returns the first slot whose 32 bits of the hash match, which is most likely the key's slot. A
+  // caller can prefetch it.
   uint32_t Guess(uint32_t hash) const {
     for (size_t i = Home(hash); buckets_[i].slot != 0; i = Next(i)) {
       if (buckets_[i].hash == hash) return buckets_[i].slot - 1;
     }
     return kNone;
   }
-  // The slot of a key. `has(slot)`: whether it is the key's.
+  // Returns the slot of a key; kNone if it has no slot. has(slot) returns whether a slot has the
+  // key.
   template <typename Has>
   uint32_t Find(uint32_t hash, const Has& has) const {
     for (size_t i = Home(hash); buckets_[i].slot != 0; i = Next(i)) {
@@ -41,13 +42,13 @@ class SlotIndex {
     }
     return kNone;
   }
-  // Of a key that has no slot.
+  // Adds a key that has no slot.
   void Insert(uint32_t hash, uint32_t slot) {
     size_t i = Home(hash);
     while (buckets_[i].slot != 0) i = Next(i);
     buckets_[i] = {hash, slot + 1};
   }
-  // Of a key that has this slot.
+  // Removes a key that has this slot.
   void Erase(uint32_t hash, uint32_t slot);
   void Clear() { std::fill(buckets_.begin(), buckets_.end(), Bucket{}); }
 

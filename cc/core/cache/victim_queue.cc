@@ -19,41 +19,43 @@ uint32_t VictimQueue::NewChunk() {
   return chunk;
 }
 
-void VictimQueue::Push(uint32_t slot, uint32_t its_class) {
-  Class& its = ClassOf(its_class);
-  if (its.last == kNone || its.end == kChunk) {
+void VictimQueue::Push(uint32_t slot, uint32_t heat_class) {
+  Class& queue = ClassOf(heat_class);
+  if (queue.last == kNone || queue.end == kChunk) {
     const uint32_t chunk = NewChunk();
-    if (its.last == kNone) {
-      its.first = chunk;
-      its.begin = 0;
+    if (queue.last == kNone) {
+      queue.first = chunk;
+      queue.begin = 0;
     } else {
-      chunks_[its.last].next = chunk;
+      chunks_[queue.last].next = chunk;
     }
-    its.last = chunk;
-    its.end = 0;
+    queue.last = chunk;
+    queue.end = 0;
   }
-  chunks_[its.last].slots[its.end++] = slot;
+  chunks_[queue.last].slots[queue.end++] = slot;
   ++size_;
 }
 
-// Takes the first entry out of a queue; kNone if there is none.
-uint32_t VictimQueue::Front(Class* its) {
-  if (its->first == kNone || (its->first == its->last && its->begin == its->end)) return kNone;
-  const uint32_t slot = chunks_[its->first].slots[its->begin++];
+// Removes the first entry of a queue, and returns it; kNone if the queue is empty.
+uint32_t VictimQueue::PopFront(Class* queue) {
+  if (queue->first == kNone || (queue->first == queue->last && queue->begin == queue->end)) {
+    return kNone;
+  }
+  const uint32_t slot = chunks_[queue->first].slots[queue->begin++];
   --size_;
-  if (its->begin == kChunk) {
-    free_.push_back(its->first);
-    its->begin = 0;
-    its->first = chunks_[its->first].next;
-    if (its->first == kNone) its->last = kNone;
+  if (queue->begin == kChunk) {
+    free_.push_back(queue->first);
+    queue->begin = 0;
+    queue->first = chunks_[queue->first].next;
+    if (queue->first == kNone) queue->last = kNone;
   }
   return slot;
 }
 
-void VictimQueue::Remove(std::map<uint32_t, Class>::iterator its) {
-  if (its->second.first != kNone) free_.push_back(its->second.first);
-  if (latest_ == &its->second) latest_ = nullptr;
-  classes_.erase(its);
+void VictimQueue::Remove(std::map<uint32_t, Class>::iterator entry) {
+  if (entry->second.first != kNone) free_.push_back(entry->second.first);
+  if (latest_ == &entry->second) latest_ = nullptr;
+  classes_.erase(entry);
 }
 
 void VictimQueue::Clear() {

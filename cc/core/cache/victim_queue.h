@@ -1,10 +1,9 @@
 // VictimQueue: slots in the order in which they should be given away, coldest first.
 //
-// A slot stands in the queue of its class of heat. One that gets hotter is put into another queue,
-// and what stands in its old one is passed over when its turn comes; before such entries are more
-// than two fifths of the slots, all queues are made anew. So noting a use costs writing 4 bytes at
-// an end, and taking a victim does not look at slots that stay. At most 6 bytes per slot, and 320
-// per class.
+// Each heat class has a queue. When a slot gets hotter, it is added to another queue; Pop skips its
+// old entry. The caller rebuilds the queues before old entries are more than two fifths of the
+// slots. So recording a use writes 4 bytes at the end of a queue, and Pop does not visit slots that
+// stay. The queues take at most 6 bytes per slot, and 320 bytes per class.
 #ifndef TFSPS_CORE_CACHE_VICTIM_QUEUE_H_
 #define TFSPS_CORE_CACHE_VICTIM_QUEUE_H_
 
@@ -23,15 +22,15 @@ class VictimQueue {
   explicit VictimQueue(uint32_t slots) : slots_(slots) {}
 
   size_t bytes() const;
-  // Whether there are so many entries that they should be made anew: Clear, then Push all slots.
+  // Returns whether the queues should be rebuilt: Clear, then Push all slots.
   bool full() const { return size_ > size_t{slots_} + size_t{slots_} * 2 / 5 + 2 * kChunk; }
 
-  // A slot is in this class now.
-  void Push(uint32_t slot, uint32_t its_class);
-  // A slot of the lowest class, in the order in which they were pushed; its class in `its_class`.
-  // `current(slot)`: its class now. kNone if there is none.
+  // Adds a slot to a class.
+  void Push(uint32_t slot, uint32_t heat_class);
+  // Removes the slot of the lowest class that was pushed first, and returns it; kNone if the queues
+  // are empty. Stores its class in `heat_class`. current(slot) returns the present class of a slot.
   template <typename Current>
-  uint32_t Pop(const Current& current, uint32_t* its_class);
+  uint32_t Pop(const Current& current, uint32_t* heat_class);
   void Clear();
 
  private:
@@ -54,27 +53,27 @@ class VictimQueue {
     return *latest_;
   }
   uint32_t NewChunk();
-  uint32_t Front(Class* its);
-  void Remove(std::map<uint32_t, Class>::iterator its);
+  uint32_t PopFront(Class* queue);
+  void Remove(std::map<uint32_t, Class>::iterator entry);
 
   uint32_t slots_;
   size_t size_ = 0;  // entries
   std::map<uint32_t, Class> classes_;
   Class* latest_ = nullptr;
   uint32_t latest_number_ = 0;
-  std::deque<Chunk> chunks_;    // grows without a copy
-  std::vector<uint32_t> free_;  // chunks
+  std::deque<Chunk> chunks_;    // a deque grows without copies
+  std::vector<uint32_t> free_;  // free chunks
 };
 
 template <typename Current>
-uint32_t VictimQueue::Pop(const Current& current, uint32_t* its_class) {
+uint32_t VictimQueue::Pop(const Current& current, uint32_t* heat_class) {
   while (!classes_.empty()) {
     const auto lowest = classes_.begin();
-    const uint32_t slot = Front(&lowest->second);
+    const uint32_t slot = PopFront(&lowest->second);
     if (slot == kNone) {
       Remove(lowest);
     } else if (current(slot) == lowest->first) {
-      *its_class = lowest->first;
+      *heat_class = lowest->first;
       return slot;
     }
   }

@@ -1,5 +1,5 @@
-// WaitingKeys: keys without a slot that staged batches need, with the batches' bits. A flat table,
-// since each step puts and removes thousands of them.
+// WaitingKeys: the keys without a slot that staged batches need, with the bits of these batches. It
+// is a flat table, because each step adds and removes thousands of keys.
 #ifndef TFSPS_CORE_CACHE_WAITING_KEYS_H_
 #define TFSPS_CORE_CACHE_WAITING_KEYS_H_
 
@@ -15,19 +15,19 @@ class WaitingKeys {
  public:
   struct Entry {
     int64_t key = 0;
-    uint64_t written = 0;  // number of the row's last write on the host
-    uint16_t mask = 0;     // of the batches that need it; 0: the place is free
+    uint64_t written = 0;  // the number of the row's last write on the host
+    uint16_t mask = 0;     // of the batches that need the key; 0: the entry is free
   };
 
   WaitingKeys() : entries_(kFewest) {}
 
-  // Null if it is not there. Valid until the next Put or Remove.
+  // Returns the entry of a key, or null. It is valid until the next Put or Remove.
   Entry* Find(int64_t key) {
     const size_t at = PlaceOf(key);
     return entries_[at].mask == 0 ? nullptr : &entries_[at];
   }
   const Entry* Find(int64_t key) const { return const_cast<WaitingKeys*>(this)->Find(key); }
-  // The one that is there, or a new one. Its mask is to be given a bit.
+  // Returns the entry of a key, or a new one. The caller must set a bit of its mask.
   Entry& Put(int64_t key) {
     if (2 * (n_ + 1) > entries_.size()) Grow();
     Entry& entry = entries_[PlaceOf(key)];
@@ -38,7 +38,7 @@ class WaitingKeys {
     return entry;
   }
   void Remove(Entry* entry) {
-    // What would not be found behind a free place moves into it.
+    // An entry that could not be found past a free entry moves into it.
     size_t free = static_cast<size_t>(entry - entries_.data());
     for (size_t at = Next(free); entries_[at].mask != 0; at = Next(at)) {
       const size_t home = HomeOf(entries_[at].key);
@@ -72,7 +72,7 @@ class WaitingKeys {
   }
 
   static constexpr uint64_t kSeed = 0x8CB92BA72F3D8DD7ULL;
-  std::vector<Entry> entries_;  // a power of two
+  std::vector<Entry> entries_;  // their number is a power of two
   size_t n_ = 0;
 };
 

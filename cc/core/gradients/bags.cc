@@ -9,9 +9,9 @@
 namespace tsps {
 namespace {
 
-// Bags per range at least: below, starting a thread costs more than it saves.
+// The smallest number of bags for which another thread saves more than its start costs.
 constexpr size_t kGrain = 64;
-// Rows fetched from memory before the first of them is added.
+// The number of rows that are prefetched before the first of them is added.
 constexpr size_t kPiece = 16;
 
 }  // namespace

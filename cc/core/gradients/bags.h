@@ -1,6 +1,6 @@
-// Pooled lookups: bags of ids, the sum of each bag's rows, and the gradients of the rows.
+// Pooled lookups: sums of the rows of bags of ids, and the gradients of these rows.
 //
-// Sums run in input order for each key, as in segment_sum.h.
+// The rows of each key are added in input order, as in segment_sum.h.
 #ifndef TFSPS_CORE_GRADIENTS_BAGS_H_
 #define TFSPS_CORE_GRADIENTS_BAGS_H_
 
@@ -17,9 +17,12 @@ namespace tsps {
 enum class Combiner { kSum, kMean, kSqrtn };
 Result<Combiner> CombinerFromName(const std::string& name);
 
-// Bags of ids: bag b is items [splits[b], splits[b + 1]). `weights` is null (all 1) or float[n].
-// The combiners are those of tf.nn.embedding_lookup_sparse: sum = sum(w x), mean = sum(w x) /
-// sum(w), sqrtn = sum(w x) / sqrt(sum(w^2)). An empty bag, or one whose divisor is 0, gives zeros.
+// Bags of ids. Bag b contains items [splits[b], splits[b + 1]). `weights` is null (all 1) or
+// float[n]. The combiners are those of tf.nn.embedding_lookup_sparse:
+//
+//   sum = sum(w x)    mean = sum(w x) / sum(w)    sqrtn = sum(w x) / sqrt(sum(w^2))
+//
+// The result of an empty bag, or of one whose divisor is 0, is zeros.
 struct BagSpan {
   const int32_t* inverse;
   const int64_t* splits;  // int64[n_bags + 1]
@@ -27,14 +30,14 @@ struct BagSpan {
   const float* weights;
   Combiner combiner;
 };
-// What the weighted sum of bag b is divided by: 1, sum(w) or sqrt(sum(w^2)); 0 for an empty bag,
-// unless the combiner is the sum.
+// Returns the divisor of the weighted sum of bag b: 1, sum(w) or sqrt(sum(w^2)). It is 0 for an
+// empty bag, unless the combiner is the sum.
 float BagDivisor(const BagSpan& bags, size_t b);
-// Splits must start at 0, not decrease, and end at n_items.
+// InvalidArgument unless splits start at 0, do not decrease, and end at n_items.
 Status ValidateSplits(const int64_t* splits, size_t n_splits, size_t n_items);
 
-// Forward: pooled[b] from unique rows `rows` (row k at rows[k], a pointer each; may point into the
-// table).
+// The forward pass: computes pooled[b] from unique rows. rows[k] points to row k, which may lie in
+// the table.
 void PoolBags(const BagSpan& bags, const float* const* rows, size_t dim, float* pooled,
               Executor& executor);
 
@@ -42,7 +45,7 @@ struct PooledGradientSpan {
   BagSpan bags;
   const float* gradients;  // float[n_bags, dim]
 };
-// Backward: gradients of bags, spread over their ids and summed per unique key.
+// The backward pass: spreads the gradients of bags over their ids, and sums them per unique key.
 Status PooledSegmentSum(const std::vector<PooledGradientSpan>& spans, size_t n_keys, size_t dim,
                         float* sums, Executor& executor);
 

@@ -1,4 +1,4 @@
-// Dedupe: from ids with repetitions to unique keys and, for every id, the position of its key.
+// Dedupe: finds the unique keys of a list of ids, and for every id the position of its key.
 #ifndef TFSPS_CORE_GRADIENTS_DEDUPE_H_
 #define TFSPS_CORE_GRADIENTS_DEDUPE_H_
 
@@ -12,11 +12,11 @@ namespace tsps {
 struct IdSpan {
   const int64_t* ids;
   size_t n;
-  int32_t* inverse;  // out, n positions in the unique keys
+  int32_t* inverse;  // the result: n positions in the unique keys
 };
 
-// Returns the unique keys of all spans, in order of first occurrence, and fills every inverse. At
-// most 2^31 - 1 ids in all (the caller checks).
+// Returns the unique keys of all spans, in order of first occurrence, and fills every inverse. The
+// caller makes sure that the spans have at most 2^31 - 1 ids in all.
 std::vector<int64_t> Dedupe(const std::vector<IdSpan>& spans);
 
 }  // namespace tsps

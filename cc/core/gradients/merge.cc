@@ -12,7 +12,7 @@
 namespace tsps {
 namespace {
 
-// Floats checked between two looks at the result.
+// The number of floats that a thread checks before it reads the shared result again.
 constexpr size_t kCheckFloats = 4096;
 constexpr size_t kDivideGrain = 4096;  // keys
 
@@ -24,13 +24,13 @@ void DivideRow(size_t dim, float divisor, float* row) {
 // NaN and infinity are the floats whose exponent bits are all set.
 TSPS_SIMD_CLONES
 bool HasNonFinite(const float* values, size_t n) {
-  uint32_t found = 0;
+  uint32_t non_finite = 0;
   for (size_t i = 0; i < n; ++i) {
     uint32_t bits;
     std::memcpy(&bits, &values[i], sizeof(bits));
-    found |= (bits & 0x7F800000u) == 0x7F800000u;
+    non_finite |= (bits & 0x7F800000u) == 0x7F800000u;
   }
-  return found != 0;
+  return non_finite != 0;
 }
 
 }  // namespace
@@ -102,8 +102,7 @@ Status MergeRows(const std::vector<GradientSet>& sets, size_t dim, const MergedG
   executor.ParallelFor(n_keys, kDivideGrain, [&](size_t first_key, size_t last_key) {
     for (size_t k = first_key; k < last_key; ++k) {
       const float divisor = by_count ? static_cast<float>(merged.counts[k]) : world;
-      // Division, not multiplication by 1 / divisor, which rounds twice. Most keys occur on one
-      // rank.
+      // A multiplication by 1 / divisor would round twice. Most keys occur on one rank only.
       if (divisor != 1.0f) DivideRow(dim, divisor, reduced + k * dim);
     }
   });
@@ -112,22 +111,22 @@ Status MergeRows(const std::vector<GradientSet>& sets, size_t dim, const MergedG
 
 int64_t FirstNonFiniteRow(const float* rows, size_t n, size_t dim, Executor& executor) {
   if (dim == 0) return -1;
-  std::atomic<int64_t> found{INT64_MAX};
+  std::atomic<int64_t> lowest{INT64_MAX};
   const size_t step = std::max<size_t>(1, kCheckFloats / dim);
   executor.ParallelFor(n, 16 * step, [&](size_t begin, size_t end) {
     for (size_t first = begin; first < end; first += step) {
-      if (static_cast<int64_t>(first) > found.load(std::memory_order_relaxed)) return;
+      if (static_cast<int64_t>(first) > lowest.load(std::memory_order_relaxed)) return;
       const size_t last = std::min(end, first + step);
       if (!HasNonFinite(rows + first * dim, (last - first) * dim)) continue;
       int64_t row = static_cast<int64_t>(first);
       while (!HasNonFinite(rows + static_cast<size_t>(row) * dim, dim)) ++row;
-      int64_t before = found.load(std::memory_order_relaxed);
-      while (row < before && !found.compare_exchange_weak(before, row)) {
+      int64_t before = lowest.load(std::memory_order_relaxed);
+      while (row < before && !lowest.compare_exchange_weak(before, row)) {
       }
       return;
     }
   });
-  const int64_t row = found.load();
+  const int64_t row = lowest.load();
   return row == INT64_MAX ? -1 : row;
 }
 

@@ -1,7 +1,7 @@
-// Merge: the sparse gradients of several ranks become one gradient per key.
+// Merge: reduces the sparse gradients of several ranks to one gradient per key.
 //
-// Input are the ranks' sets in rank order. A key's gradients are added in that order, in float32,
-// so every node that merges the same input gets the same bits.
+// The input is the ranks' sets in rank order. The gradients of a key are added in that order, in
+// float32, so every node that merges the same input gets the same bits.
 #ifndef TFSPS_CORE_GRADIENTS_MERGE_H_
 #define TFSPS_CORE_GRADIENTS_MERGE_H_
 
@@ -19,38 +19,39 @@ enum class Reduction {
   kFrequency,  // sum / number of ranks in which the key occurred
   kAverage,    // sum / world size
   kSum,        // sum
-  kLocal,      // sum within one rank (a layer called twice): counts come out as 1, not added up
+  kLocal,      // sum within one rank (a layer called twice): all counts of the result are 1
 };
-// "frequency" | "average" | "sum" | "local".
+// Returns the reduction named "frequency", "average", "sum" or "local".
 Result<Reduction> ReductionFromName(const std::string& name);
 
-// The gradient of one rank, or of several one after another.
+// The gradients of one rank, or of several ranks one after another.
 struct GradientSet {
   const int64_t* keys;    // int64[n]
-  const int32_t* counts;  // int32[n]: in how many ranks each key occurred; null: 1 each
+  const int32_t* counts;  // int32[n]: the number of ranks with each key; null: all 1
   const float* rows;      // float[n, dim]
   size_t n;
 };
 
-// One table's gradients: one set, or those of several senders.
+// The gradients of one table: the sets of one or several senders.
 struct TableSets {
   size_t dim = 0;
   std::vector<GradientSet> sets;
 };
 
 struct MergedGradients {
-  std::vector<int64_t> keys;     // unique; the order is a function of the input keys alone
-  std::vector<int32_t> counts;   // per key: number of ranks
-  std::vector<int32_t> inverse;  // of the rows of all sets, one set after another: their key
+  std::vector<int64_t> keys;     // unique; their order depends on the input keys only
+  std::vector<int32_t> counts;   // the number of ranks with each key
+  std::vector<int32_t> inverse;  // the position in `keys` of each row of all sets, set after set
 };
 
-// Step one: finds unique keys and counts, and where each input row goes.
+// The first step: finds unique keys, their counts, and the key of each input row.
 Status MergeKeys(const std::vector<GradientSet>& sets, Reduction reduction,
                  MergedGradients* merged);
-// Step two: float[merged.keys.size(), dim], overwritten with the reduced gradients.
+// The second step: overwrites `reduced`, float[merged.keys.size(), dim], with the reduced
+// gradients.
 Status MergeRows(const std::vector<GradientSet>& sets, size_t dim, const MergedGradients& merged,
                  Reduction reduction, int64_t world_size, float* reduced, Executor& executor);
-// Position of the first row of float[n, dim] with a NaN or an infinity, or -1.
+// Returns the position of the first row of float[n, dim] with a NaN or an infinity, or -1.
 int64_t FirstNonFiniteRow(const float* rows, size_t n, size_t dim, Executor& executor);
 
 }  // namespace tsps

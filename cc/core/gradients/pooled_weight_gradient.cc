@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kWeightGrain = 256;  // bags
 constexpr size_t kLanes = 16;
 
-// Partial sums per lane, added up in one fixed order: every clone gives the same bits.
+// Adds partial sums per lane in a fixed order, so that every clone returns the same bits.
 TSPS_SIMD_CLONES float Dot(const float* a, const float* b, size_t n) {
   float lanes[kLanes] = {};
   size_t i = 0;
@@ -23,7 +23,7 @@ TSPS_SIMD_CLONES float Dot(const float* a, const float* b, size_t n) {
   return sum;
 }
 
-// With d_i = <gradient, row_i>:
+// Computes the gradients of the weights of one bag. With d_i = <gradient, row_i> they are:
 //   sum     d_i
 //   mean    (d_i - sum(w d) / W) / W,            W = sum(w)
 //   sqrtn   (d_i - w_i sum(w d) / S^2) / S,      S = sqrt(sum(w^2))

@@ -1,4 +1,4 @@
-// Gradient of pooled lookups with respect to the weights of the ids.
+// The gradient of pooled lookups with respect to the weights of the ids.
 #ifndef TFSPS_CORE_GRADIENTS_POOLED_WEIGHT_GRADIENT_H_
 #define TFSPS_CORE_GRADIENTS_POOLED_WEIGHT_GRADIENT_H_
 
@@ -9,9 +9,9 @@
 
 namespace tsps {
 
-// out[i] = d(sum(gradients * pooled)) / d(weights[i]), for the pooled rows that PoolBags makes of
-// `bags` (with weights) and `rows`. gradients: float[n_bags, dim]. Items of a bag whose divisor is
-// 0 get 0.
+// Computes out[i] = d(sum(gradients * pooled)) / d(weights[i]), where `pooled` is the result of
+// PoolBags for `bags` (with weights) and `rows`, and `gradients` is float[n_bags, dim]. Items of a
+// bag whose divisor is 0 get 0.
 void PooledWeightGradient(const BagSpan& bags, const float* const* rows, size_t dim,
                           const float* gradients, float* out, Executor& executor);
 

@@ -10,13 +10,13 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kAhead = 8;             // items whose sum is fetched ahead of the one at work
+constexpr size_t kAhead = 8;             // the distance of prefetches, in items
 constexpr size_t kChunk = 1024;          // items
-constexpr size_t kKeyBlock = 16;         // keys next to each other that one thread sums
+constexpr size_t kKeyBlock = 16;         // neighboring keys that one thread sums
 constexpr size_t kWorthSharing = 16384;  // floats
 
-// Four rows per trip over `out`: one load and store of it instead of four, in the same order of
-// additions.
+// Adds four rows in each pass over `out`, which saves three of four loads and stores. The order of
+// additions is the same.
 TSPS_SIMD_CLONES
 void AddPlain(const float* const* rows, size_t n, size_t dim, float* __restrict__ out) {
   size_t r = 0;
@@ -40,8 +40,8 @@ void AddWeighted(const float* const* rows, const float* weights, size_t n, size_
   }
 }
 
-// The sums of one thread's share of the keys. Keys are numbered, as a rule, in the order in which
-// they come first: those from `next` on have had no row yet, and nobody has set their sums to 0.
+// The sums of one thread's share of the keys. Keys are usually numbered in the order of their first
+// occurrence: keys from `next` on have had no row yet, and their sums are not set to 0 yet.
 struct ShareOfSums {
   const size_t share;
   const size_t shares;
@@ -51,12 +51,12 @@ struct ShareOfSums {
 
   bool Mine(size_t key) const {
     if (shares == 1) return true;
-    // Multiplications: a division would take longer than the sum of a short row.
+    // Multiplications, because a division takes longer than the sum of a short row.
     const uint32_t hash = static_cast<uint32_t>(key / kKeyBlock) * 0x9E3779B1u;
     return (uint64_t{hash} * shares) >> 32 == share;
   }
   float* Sum(size_t key) const { return sums + key * dim; }
-  // Zeros for the share's keys before `end`.
+  // Sets the sums of the share's keys before `end` to 0.
   void Extend(size_t end) {
     for (; next < end; ++next) {
       if (Mine(next)) std::fill_n(Sum(next), dim, 0.0f);
@@ -64,13 +64,13 @@ struct ShareOfSums {
   }
 };
 
-// The share's of the items [begin, end). Returns how many.
-size_t Select(const ShareOfSums& of, const int32_t* inverse, size_t begin, size_t end,
+// Selects the share's items among [begin, end). Returns how many there are.
+size_t Select(const ShareOfSums& share, const int32_t* inverse, size_t begin, size_t end,
               uint32_t* items) {
   size_t n = 0;
   for (size_t i = begin; i < end; ++i) {
     items[n] = static_cast<uint32_t>(i);
-    n += of.Mine(static_cast<size_t>(inverse[i]));
+    n += share.Mine(static_cast<size_t>(inverse[i]));
   }
   return n;
 }
@@ -88,19 +88,19 @@ inline __attribute__((always_inline)) size_t RowOf(const RowSpan& span, uint32_t
   return span.positions == nullptr ? item : static_cast<size_t>(span.positions[item]);
 }
 
-// Adds items to their sums: one dispatch for many rows. After items[n - 1] there are kAhead more
-// that may be looked at.
+// Adds items to their sums, with one dispatch for many rows. `items` has kAhead more valid items
+// after the n-th, which are only prefetched.
 TSPS_SIMD_CLONES
-void AddItems(const RowSpan& span, const uint32_t* items, size_t n, ShareOfSums* of) {
-  const size_t dim = of->dim;
+void AddItems(const RowSpan& span, const uint32_t* items, size_t n, ShareOfSums* share) {
+  const size_t dim = share->dim;
   for (size_t j = 0; j < n; ++j) {
     const uint32_t i = items[j];
     const auto key = static_cast<size_t>(span.inverse[i]);
     const uint32_t later = items[j + kAhead];
-    Prefetch(of->Sum(static_cast<size_t>(span.inverse[later])), dim * sizeof(float));
+    Prefetch(share->Sum(static_cast<size_t>(span.inverse[later])), dim * sizeof(float));
     Prefetch(span.rows + RowOf(span, later) * dim, dim * sizeof(float));
-    if (key >= of->next) of->Extend(key + 1);
-    float* const out = of->Sum(key);
+    if (key >= share->next) share->Extend(key + 1);
+    float* const out = share->Sum(key);
     const float* const row = span.rows + RowOf(span, i) * dim;
     if (span.weights == nullptr) {
       AddRow(row, dim, out);
@@ -110,13 +110,13 @@ void AddItems(const RowSpan& span, const uint32_t* items, size_t n, ShareOfSums*
   }
 }
 
-void AddSpan(const RowSpan& span, ShareOfSums* of) {
+void AddSpan(const RowSpan& span, ShareOfSums* share) {
   uint32_t items[kChunk + kAhead];
   for (size_t begin = 0; begin < span.n; begin += kChunk) {
-    const size_t n = Select(*of, span.inverse, begin, std::min(span.n, begin + kChunk), items);
+    const size_t n = Select(*share, span.inverse, begin, std::min(span.n, begin + kChunk), items);
     if (n == 0) continue;
     std::fill_n(items + n, kAhead, items[n - 1]);
-    AddItems(span, items, n, of);
+    AddItems(span, items, n, share);
   }
 }
 
@@ -135,12 +135,14 @@ Status SumRowsByKey(const std::vector<RowSpan>& spans, size_t n_keys, size_t dim
   size_t n = 0;
   for (const RowSpan& span : spans) {
     if (span.n > static_cast<size_t>(INT32_MAX) - n) {
-      return Error(Code::kInvalidArgument, "more than 2^31 - 1 rows in one segment sum");
+      return Error(Code::kInvalidArgument,
+                   "one segment sum can have at most 2^31 - 1 rows. Received: more");
     }
     n += span.n;
     uint32_t highest = 0;
     for (size_t i = 0; i < span.n; ++i) {
-      highest = std::max(highest, static_cast<uint32_t>(span.inverse[i]));  // negative: a large one
+      // A negative inverse becomes a large number.
+      highest = std::max(highest, static_cast<uint32_t>(span.inverse[i]));
     }
     if (span.n == 0 || highest < n_keys) continue;
     size_t bad = 0;
@@ -148,13 +150,13 @@ Status SumRowsByKey(const std::vector<RowSpan>& spans, size_t n_keys, size_t dim
     return Error(Code::kInvalidArgument, "inverse[", bad, "] must be in [0, ", n_keys,
                  "), the number of keys. Received: ", span.inverse[bad]);
   }
-  const bool share = n * dim >= kWorthSharing;
-  const size_t shares = share ? static_cast<size_t>(executor.threads()) : 1;
+  const bool worth_sharing = n * dim >= kWorthSharing;
+  const size_t shares = worth_sharing ? static_cast<size_t>(executor.threads()) : 1;
   executor.ParallelFor(shares, 1, [&](size_t begin, size_t end) {
     for (size_t s = begin; s < end; ++s) {
-      ShareOfSums of{s, shares, dim, sums};
-      for (const RowSpan& span : spans) AddSpan(span, &of);
-      of.Extend(n_keys);  // keys without rows
+      ShareOfSums share{s, shares, dim, sums};
+      for (const RowSpan& span : spans) AddSpan(span, &share);
+      share.Extend(n_keys);  // keys without rows
     }
   });
   return Status();

@@ -20,11 +20,11 @@ void Divide(const float* __restrict__ from, float divisor, size_t n, float* __re
   for (size_t i = 0; i < n; ++i) to[i] = from[i] / divisor;
 }
 
-// Calls body for pieces of the copies, side by side: many small ones in one thread, a large one in
-// several.
+// Calls body for pieces of the copies in parallel: one thread takes many small copies, several
+// threads share a large one.
 template <typename Body>
 void ForEachPiece(const std::vector<FloatCopy>& copies, Executor& executor, const Body& body) {
-  std::vector<size_t> ends;  // of each copy, among all floats
+  std::vector<size_t> ends;  // the end of each copy among all floats
   size_t total = 0;
   for (const FloatCopy& copy : copies) ends.push_back(total += copy.n);
   executor.ParallelFor(total, kGrainFloats, [&](size_t begin, size_t end) {

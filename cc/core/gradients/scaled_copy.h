@@ -1,4 +1,4 @@
-// Copies of floats, each multiplied or divided by one number on its way.
+// Copies of floats that are multiplied or divided by one number.
 #ifndef TFSPS_CORE_GRADIENTS_SCALED_COPY_H_
 #define TFSPS_CORE_GRADIENTS_SCALED_COPY_H_
 
@@ -15,9 +15,9 @@ struct FloatCopy {
   size_t n;
 };
 
-// to[i] = from[i] * factor; zeros where the factor is 0, even of NaN and infinities.
+// Sets to[i] = from[i] * factor. A factor of 0 gives zeros, also for NaN and infinities.
 void CopyMultiplied(const std::vector<FloatCopy>& copies, float factor, Executor& executor);
-// to[i] = from[i] / divisor; zeros where the divisor is 0 or not finite.
+// Sets to[i] = from[i] / divisor. A divisor that is 0 or not finite gives zeros.
 void CopyDivided(const std::vector<FloatCopy>& copies, float divisor, Executor& executor);
 
 }  // namespace tsps

@@ -1,7 +1,7 @@
-// SegmentSum: gradients of looked-up rows, summed per unique key.
+// SegmentSum: sums the gradients of looked-up rows per unique key.
 //
-// Sums run in input order for each key (span by span, id by id), whatever the number of threads, so
-// results are bit-reproducible.
+// The gradients of each key are added in input order (span by span, id by id) for any number of
+// threads, so results are bit-reproducible.
 #ifndef TFSPS_CORE_GRADIENTS_SEGMENT_SUM_H_
 #define TFSPS_CORE_GRADIENTS_SEGMENT_SUM_H_
 
@@ -20,8 +20,8 @@ struct GradientSpan {
   size_t n;
 };
 
-// sums: float[n_keys, dim], overwritten. Inverses out of range are an error, with nothing promised
-// of sums.
+// Overwrites `sums`, float[n_keys, dim]. InvalidArgument: an inverse is out of range; then `sums`
+// has any content.
 Status SegmentSum(const std::vector<GradientSpan>& spans, size_t n_keys, size_t dim, float* sums,
                   Executor& executor);
 

@@ -1,4 +1,4 @@
-// SortKeys: int64 keys in ascending order, each with where it came from.
+// SortKeys: sorts int64 keys in ascending order, together with their positions in the input.
 #ifndef TFSPS_CORE_GRADIENTS_SORT_KEYS_H_
 #define TFSPS_CORE_GRADIENTS_SORT_KEYS_H_
 
@@ -13,7 +13,8 @@ struct KeyPosition {
   uint32_t position;
 };
 
-// Equal keys stay in the order of their positions. At most 2^32 - 1 keys (the caller checks).
+// Returns the sorted keys. Equal keys keep the order of their positions. The caller makes sure that
+// there are at most 2^32 - 1 keys.
 std::unique_ptr<KeyPosition[]> SortKeys(const int64_t* keys, size_t n);
 
 }  // namespace tsps

@@ -6,8 +6,8 @@
 namespace tsps {
 namespace {
 
-// Steps are kept modulo this, and 1: 0 is no step. One that has long been made may look as if it
-// was to come, in kMostSteps of so many.
+// The array stores a step as step % kSteps + 1; 0 means no step. A step of the distant past may
+// look like one of the next kMostSteps steps, with the probability kMostSteps / kSteps.
 constexpr uint64_t kSteps = 65535;
 
 std::string AnnouncedPath(const std::string& folder) { return folder + "/records.announced"; }
@@ -26,7 +26,7 @@ Result<std::unique_ptr<AnnouncedRows>> AnnouncedRows::Open(const std::string& fo
   const size_t bytes = BytesFor(rows);
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Open(AnnouncedPath(folder), bytes, bytes));
   std::unique_ptr<AnnouncedRows> announced(new AnnouncedRows(std::move(file), rows));
-  // Where the file system cannot be written to nothing is announced.
+  // On a read-only file system, Announce does nothing.
   announced->writable_ = announced->file_->MakeWritable().ok();
   return announced;
 }

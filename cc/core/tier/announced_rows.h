@@ -1,8 +1,8 @@
-// AnnouncedRows: which rows in memory coming batches need, so that they stay until then. In memory
-// that all processes of a job share: each announces its own batches, and the group's writer chooses
-// the rows that leave.
+// AnnouncedRows: the rows in memory that announced batches need, so that they stay until then.
 //
-// A hint, without locks: 2 bytes per row, the step until which it is needed.
+// The array lies in memory that all processes of a job share. Each process announces its own
+// batches, and the group's writer chooses the rows that leave. The array is a hint and has no
+// locks: it keeps 2 bytes per row, the step until which the row is needed.
 #ifndef TFSPS_CORE_TIER_ANNOUNCED_ROWS_H_
 #define TFSPS_CORE_TIER_ANNOUNCED_ROWS_H_
 
@@ -18,15 +18,16 @@ namespace tsps {
 
 class AnnouncedRows {
  public:
-  static constexpr uint64_t kMostSteps = 1024;  // ahead
+  static constexpr uint64_t kMostSteps = 1024;  // the largest distance of a future step
 
-  // In `folder`, for rows below `rows`; others are never needed.
+  // Create or map the array in `folder`, for row numbers below `rows`. Larger row numbers are never
+  // needed.
   static Result<std::unique_ptr<AnnouncedRows>> Create(const std::string& folder, size_t rows);
   static Result<std::unique_ptr<AnnouncedRows>> Open(const std::string& folder, size_t rows);
 
   MappedFile* file() const { return file_.get(); }
   size_t bytes() const { return rows_ * sizeof(uint16_t); }
-  // Thread-safe. After step `step` is committed: a row is needed in one of the `steps` next ones.
+  // Records that one of the `steps` steps after the committed step `step` needs a row. Thread-safe.
   void Announce(uint32_t row, uint64_t step, uint64_t steps);
   void Prefetch(uint32_t row) const { __builtin_prefetch(Until(row)); }
   bool IsNeeded(uint32_t row, uint64_t step) const { return StepsLeft(row, step) > 0; }

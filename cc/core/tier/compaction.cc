@@ -39,15 +39,15 @@ Result<Compaction::Slice> Compaction::Read(uint32_t file, uint32_t slot, uint32_
   Slice slice{{}, {}, file, slot + n};
   slice.copies.reserve(n);
   std::vector<uint32_t> places;
-  bool found = true;
+  bool searched = true;
   TSPS_ASSIGN_OR_RETURN(
       slice.records,
       log_.ReadSlots(file, slot, n, [&](uint32_t place, int64_t key, const char* payload) {
-        found = found && index_.Find(TagOf(key, index_.seed()), &places);
-        if (!found || std::find(places.begin(), places.end(), place) == places.end()) return;
+        searched = searched && index_.Find(TagOf(key, index_.seed()), &places);
+        if (!searched || std::find(places.begin(), places.end(), place) == places.end()) return;
         slice.copies.push_back({place, key, payload});
       }));
-  if (!found) return Error(Code::kUnavailable, "the index of records is being changed");
+  if (!searched) return Error(Code::kUnavailable, "the index of records is being changed");
   return slice;
 }
 
@@ -82,8 +82,8 @@ const Compaction::Slice* Compaction::Ready() {
     }
     Result<Slice> slice = reading_.get();
     if (!slice.ok()) {
-      if (slice.status().code() == Code::kUnavailable) return nullptr;  // it is read again
-      read_.insert(file_);  // whoever needs one of its rows learns why
+      if (slice.status().code() == Code::kUnavailable) return nullptr;  // ReadAhead tries again
+      read_.insert(file_);  // a lookup of one of its rows reports the error
       file_ = UINT32_MAX;
       return nullptr;
     }
@@ -103,7 +103,7 @@ void Compaction::Done(bool copied) {
   try {
     read_.insert(file);
   } catch (const std::bad_alloc&) {
-    // It may be read once more, and has no live records by then.
+    // The file may be read once more. It has no live records by then.
   }
 }
 

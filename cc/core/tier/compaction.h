@@ -1,6 +1,8 @@
-// Compaction: copies live records out of files of a log that are mostly dead, so that these can be
-// removed. Files are read in slices, in the background; the copies join the records that the next
-// mutation appends, and their entries its moves.
+// Compaction: copies the live records out of files that are mostly dead, so that the log can remove
+// these files.
+//
+// A background thread reads a file slice by slice. The next mutation appends the copies together
+// with its own records, and adds their index entries to its moves.
 #ifndef TFSPS_CORE_TIER_COMPACTION_H_
 #define TFSPS_CORE_TIER_COMPACTION_H_
 
@@ -16,7 +18,7 @@
 
 namespace tsps {
 
-// Of the writer; one thread.
+// Only the writer uses it, from one thread.
 class Compaction {
  public:
   Compaction(RecordLog& log, const RecordIndex& index) : log_(log), index_(index) {}
@@ -37,14 +39,16 @@ class Compaction {
     uint32_t end_slot;
   };
 
-  // Begins to read `bytes`, unless that is being done or does not pay: the log may have 1.45 times
-  // the bytes of its live records, and two files more. `live`: how many records of each file are.
+  // Starts to read a slice of about `bytes`, unless a read is in progress, a slice is ready, or
+  // compaction does not pay: the log may have 1.45 times the bytes of its live records plus two
+  // files. `live` has the number of live records of each file.
   void ReadAhead(size_t bytes, const std::vector<uint32_t>& live);
-  // Waits for what is being read.
+  // Waits for the read in progress.
   void Await();
-  // What has been read, if it has; null: nothing. It is kept until Done.
+  // Returns the slice that was read, or null if none is ready. The slice is valid until Done(true).
   const Slice* Ready();
-  // The copies are the log's; or not, and will be asked for again.
+  // Ends the use of the slice. If `copied` is false, the log does not have the copies, and Ready
+  // returns the slice again.
   void Done(bool copied);
   bool IsReading(uint32_t file) const { return file == file_; }
   void Forget(uint32_t file) { read_.erase(file); }
@@ -60,7 +64,7 @@ class Compaction {
   std::future<Result<Slice>> reading_;
   Slice slice_;
   bool ready_ = false;
-  std::set<uint32_t> read_;  // to their ends, or cannot be
+  std::set<uint32_t> read_;  // files that were read to their ends, or cannot be read
 };
 
 }  // namespace tsps

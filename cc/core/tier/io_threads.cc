@@ -12,7 +12,7 @@ IoThreads::IoThreads(size_t buffer_bytes) : pid_(getpid()), buffer_bytes_(buffer
 
 Result<IoThreads*> IoThreads::OfProcess() {
   static std::mutex mutex;
-  static IoThreads* threads = nullptr;  // they end with the process
+  static IoThreads* threads = nullptr;  // never deleted: the threads end with the process
   const std::lock_guard<std::mutex> lock(mutex);
   if (threads == nullptr) {
     TSPS_ASSIGN_OR_RETURN(auto started, Start(32, size_t{1} << 20));
@@ -33,9 +33,11 @@ Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, size_t buffer_b
     } catch (const std::system_error& error) {
       if (pool->threads_.empty()) {
         return Error(Code::kResourceExhausted,
-                     "cannot start a thread to read records: ", error.what());
+                     "cannot start a thread to read records: ", error.what(),
+                     ". Without such a thread no row can be read from disk. Raise the limit on "
+                     "processes (ulimit -u), or stop other programs of this user");
       }
-      break;  // fewer do it, too
+      break;  // fewer threads suffice
     }
   }
   return pool;
@@ -43,7 +45,7 @@ Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, size_t buffer_b
 
 IoThreads::~IoThreads() {
   if (getpid() != pid_) {
-    for (std::thread& thread : threads_) thread.detach();  // there are none to wait for
+    for (std::thread& thread : threads_) thread.detach();  // a forked child has no such threads
     return;
   }
   {
@@ -60,7 +62,7 @@ Status IoThreads::Run(size_t n, bool urgent, const Body& body) {
   Job job{n, &body};
   std::unique_lock<std::mutex> lock(mutex_);
   urgent ? jobs_.push_front(&job) : jobs_.push_back(&job);
-  // No more than there is work for: 32 that wake up take the processors from who trains.
+  // Wakes no more threads than there are items: 32 waking threads take processors from training.
   if (n < threads_.size()) {
     for (size_t i = 0; i < n; ++i) wake_.notify_one();
   } else {

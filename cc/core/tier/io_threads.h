@@ -1,7 +1,7 @@
-// IoThreads: plain threads that wait for a disk, so that many reads are under way at once.
+// IoThreads: threads that wait for a disk, so that many reads are in flight at once.
 //
-// They have nothing to do with the executor's threads, which compute: a thread in a read takes no
-// processor. Jobs of several callers share them; an urgent one's items come before all others'.
+// They are separate from the executor's threads, which compute: a thread that waits for a read
+// takes no processor. Several callers share the threads. Items of an urgent job run first.
 #ifndef TFSPS_CORE_TIER_IO_THREADS_H_
 #define TFSPS_CORE_TIER_IO_THREADS_H_
 
@@ -21,30 +21,29 @@ namespace tsps {
 
 class IoThreads {
  public:
-  // Each thread has a buffer of `buffer_bytes` for what it reads.
+  // Starts the threads. Each has a read buffer of `buffer_bytes`.
   static Result<std::unique_ptr<IoThreads>> Start(int threads, size_t buffer_bytes);
-  // Those that all stores of the process share, started for the first one: 32, with buffers of
-  // 1 MiB, of which they use as much as they read at once.
+  // Returns the threads that all stores of the process share, and starts them on the first call: 32
+  // threads with buffers of 1 MiB, of which only the pages that a read touches take memory.
   static Result<IoThreads*> OfProcess();
-  ~IoThreads();  // after all jobs
+  ~IoThreads();  // No job may be running.
   IoThreads(const IoThreads&) = delete;
   IoThreads& operator=(const IoThreads&) = delete;
 
   using Body = std::function<Status(size_t item, const PageBuffer& buffer)>;
-  // Calls body(item) for 0 to n - 1 on the threads and returns when all are done, with the first
-  // error; after one the other items are left out. Thread-safe. In a forked child, which has none
-  // of its parent's threads, one after another.
+  // Calls body(item) for items 0 to n - 1 on the threads. Returns when all calls have returned,
+  // with the first error; after an error no further item starts. Thread-safe. A forked child has
+  // none of its parent's threads, and calls body itself, item by item.
   Status Run(size_t n, bool urgent, const Body& body);
 
-  int threads() const { return static_cast<int>(threads_.size()); }
   size_t buffer_bytes() const { return buffer_bytes_; }
 
  private:
   struct Job {
     size_t n;
     const Body* body;
-    size_t next = 0;     // the first item that nobody has taken
-    size_t running = 0;  // items that somebody is at
+    size_t next = 0;     // the first item that no thread has taken
+    size_t running = 0;  // the number of items in progress
     Status status = {};
     std::condition_variable done = {};
   };
@@ -57,7 +56,7 @@ class IoThreads {
   const size_t buffer_bytes_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Job*> jobs_;  // that have items nobody has taken
+  std::deque<Job*> jobs_;  // jobs with items that no thread has taken
   bool ending_ = false;
   std::vector<PageBuffer> buffers_;
   std::vector<std::thread> threads_;

@@ -1,6 +1,8 @@
-// PageBuffer: private memory that begins on a page, for files that are read and written past the
-// page cache. It is given back to the system at once: a heap would keep most of what a thread that
-// comes and goes has had.
+// PageBuffer: private memory that begins on a page, for direct reads and writes of files
+// (O_DIRECT).
+//
+// The destructor returns the memory to the system at once. A heap would keep most of the memory
+// that short-lived threads have used.
 #ifndef TFSPS_CORE_TIER_PAGE_BUFFER_H_
 #define TFSPS_CORE_TIER_PAGE_BUFFER_H_
 
@@ -17,7 +19,7 @@ namespace tsps {
 class PageBuffer {
  public:
   PageBuffer() = default;
-  // ResourceExhausted if there is no memory. `bytes` are rounded up to pages.
+  // Allocates `bytes`, rounded up to pages. ResourceExhausted: the system has no memory.
   static Result<PageBuffer> Make(size_t bytes) {
     PageBuffer buffer;
     const size_t pages = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -25,8 +27,9 @@ class PageBuffer {
     void* const data =
         mmap(nullptr, pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
-      return Error(Code::kResourceExhausted, "no memory for ", pages,
-                   " bytes to read and write records");
+      return Error(Code::kResourceExhausted, "cannot allocate ", pages,
+                   " bytes of memory to read and write records on disk. The records are unchanged. "
+                   "Free memory on this machine");
     }
     buffer.data_ = {static_cast<char*>(data), Unmap{pages}};
     return buffer;

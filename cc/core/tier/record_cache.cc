@@ -43,14 +43,14 @@ Result<std::unique_ptr<RecordCache>> RecordCache::Open(const std::string& folder
     TSPS_ASSIGN_OR_RETURN(file, MappedFile::Open(CachePath(folder), size, size));
   }
   std::unique_ptr<RecordCache> cache(new RecordCache(std::move(file), layout, sets));
-  // Where the file system cannot be written to it is read, and nothing is put.
+  // On a read-only file system the cache is read, and Put does nothing.
   cache->writable_ = sets > 0 && cache->file_->MakeWritable().ok();
   return cache;
 }
 
 std::array<RecordCache::Set*, 2> RecordCache::SetsOf(uint32_t place) const {
   Set* const sets = reinterpret_cast<Set*>(file_->data());
-  // Places of one append follow each other: they spread over the sets by themselves.
+  // The places of one append follow each other, so place % sets_ spreads them evenly.
   return {sets + place % sets_, sets + HashKey(place, 0) % sets_};
 }
 
@@ -90,24 +90,24 @@ bool RecordCache::Find(uint32_t place, char* record) const {
 void RecordCache::Put(uint32_t place, const char* record) {
   if (file_ == nullptr || !writable_) return;
   const std::array<Set*, 2> sets = SetsOf(place);
-  // The set with more free ways: so both are full at a load that no other choice reaches.
+  // Uses the set with more free ways, which keeps both sets from filling up for longest.
   Set* set = nullptr;
   size_t way = 0, most = 0;
-  for (Set* one : sets) {
+  for (Set* candidate : sets) {
     size_t free = 0, last = 0;
     for (size_t i = 0; i < kWays; ++i) {
-      const uint32_t other = __atomic_load_n(&one->places[i], __ATOMIC_RELAXED);
-      if (other == place + 1) return;
-      if (other != 0) continue;
+      const uint32_t stored = __atomic_load_n(&candidate->places[i], __ATOMIC_RELAXED);
+      if (stored == place + 1) return;
+      if (stored != 0) continue;
       ++free;
       last = i;
     }
     if (free <= most) continue;
     most = free;
-    set = one;
+    set = candidate;
     way = last;
   }
-  if (set == nullptr) {  // the oldest one makes room
+  if (set == nullptr) {  // both are full: replace the oldest record
     set = sets[0];
     way = __atomic_fetch_add(&set->next[0], 1u, __ATOMIC_RELAXED) % kWays;
   }

@@ -1,10 +1,11 @@
-// RecordCache: copies of records of a log, by their places, in memory that all processes of a job
-// share. What one of them has read, ahead of its need or for a look-up, the others find: a step's
-// rows are read from the disk once.
+// RecordCache: copies of a log's records, by their places, in memory that all processes of a job
+// share. When one process has read a record, for a prefetch or a lookup, the others find it here,
+// so a step's rows are read from the disk once.
 //
-// There are no locks. A record is sealed with its place: what two have written at once, or one
-// writes while another reads, is none. A record never changes while its place is in the index.
-// Those of rows that have come to memory make room first, then the oldest.
+// The cache has no locks. Each record has a seal that includes its place, so Find rejects a record
+// that two processes wrote at once, or that one writes during the read. A record never changes
+// while its place is in the index. Records of rows that have entered memory leave the cache first,
+// then the oldest records.
 #ifndef TFSPS_CORE_TIER_RECORD_CACHE_H_
 #define TFSPS_CORE_TIER_RECORD_CACHE_H_
 
@@ -22,35 +23,37 @@ namespace tsps {
 
 class RecordCache {
  public:
-  // In `folder`, of at most `bytes`; with less than a page it keeps nothing.
+  // Create or map the cache in `folder`, with at most `bytes`. A cache that is too small for one
+  // set of records keeps nothing.
   static Result<std::unique_ptr<RecordCache>> Create(const std::string& folder,
                                                      const RecordLayout& layout, size_t bytes);
   static Result<std::unique_ptr<RecordCache>> Open(const std::string& folder,
                                                    const RecordLayout& layout, size_t bytes);
 
-  // How many records it has room for.
+  // Returns the capacity in records.
   size_t records() const { return sets_ * kWays; }
-  MappedFile* file() const { return file_.get(); }  // null: it keeps nothing
+  MappedFile* file() const { return file_.get(); }  // null: the cache keeps nothing
   size_t bytes() const { return file_ == nullptr ? 0 : BytesOf(layout_, sets_); }
-  // Copies a whole record. False: it is not there. Thread-safe, as is Put.
+  // Copies the whole record of a place, and returns whether the cache had it. Find and Put are
+  // thread-safe.
   bool Find(uint32_t place, char* record) const;
   void Put(uint32_t place, const char* record);
-  // Nobody needs it any more.
+  // Drops a record that no process needs any more.
   void Remove(uint32_t place);
-  // The record is at another place from now on.
+  // Keeps a record under the place to which the log has copied it.
   void Move(uint32_t from, uint32_t to);
-  // One of these will be called.
+  // Prefetches what the next call for this place reads first.
   void Prefetch(uint32_t place) const;
-  // Find will be; after Prefetch.
+  // Prefetches the record itself, for Find. Call it some time after Prefetch.
   void PrefetchRecord(uint32_t place) const;
 
  private:
-  // A place may be in any way of two sets: so most of the ways can be used before one that is
-  // needed makes room for another.
+  // A record may lie in any way of two sets, so that most ways are in use before a record that is
+  // still needed must leave.
   static constexpr size_t kWays = 16;
   struct Set {
-    uint32_t places[kWays];  // and 1; 0: none
-    uint32_t next[kWays];    // the first one counts what was put; a cache line of its own
+    uint32_t places[kWays];  // place + 1; 0: the way is free
+    uint32_t next[kWays];    // next[0] counts replacements; the array fills a separate cache line
   };
 
   RecordCache(std::unique_ptr<MappedFile> file, const RecordLayout& layout, size_t sets)
@@ -60,7 +63,7 @@ class RecordCache {
   std::array<Set*, 2> SetsOf(uint32_t place) const;
   char* Slot(const Set& set, size_t way) const;
 
-  const std::unique_ptr<MappedFile> file_;  // null: there is no room for a set
+  const std::unique_ptr<MappedFile> file_;  // null: no set fits
   const RecordLayout& layout_;
   const size_t sets_;
   bool writable_ = true;

@@ -49,30 +49,36 @@ Header HeaderOf(uint32_t number, const RecordLayout& layout) {
   return header;
 }
 
-Status CheckHeader(const Header& found, uint32_t number, const RecordLayout& layout,
+Status CheckHeader(const Header& header, uint32_t number, const RecordLayout& layout,
                    const std::string& path) {
-  if (std::memcmp(found.magic, kMagic, sizeof(kMagic)) != 0) {
-    return Error(Code::kDataLoss, path, " is no file of a record log");
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
+    return Error(Code::kDataLoss, path,
+                 " is not a record file of a tiered table: it does not begin with the magic bytes "
+                 "of one. The table cannot be opened. Restore the newest checkpoint");
   }
-  if (found.version != kVersion) {
-    return OtherFormat(path, "record log version " + std::to_string(found.version),
+  if (header.version != kVersion) {
+    return OtherFormat(path, "record log version " + std::to_string(header.version),
                        "version " + std::to_string(kVersion));
   }
-  if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
-  const Header wanted = HeaderOf(number, layout);
-  if (std::memcmp(found.table_uuid, wanted.table_uuid, sizeof(wanted.table_uuid)) != 0) {
-    return Error(Code::kDataLoss, path, " belongs to the table with uuid ",
-                 std::string(found.table_uuid, sizeof(found.table_uuid)), ", not to that with ",
-                 layout.table_uuid);
+  if (header.crc != HeaderCrc(header)) {
+    return Damaged(path, "the checksum of its header does not match");
   }
-  if (std::memcmp(&found, &wanted, sizeof(found)) != 0) {
-    return Damaged(path, "file ", found.number, " of records of ", found.payload_bytes,
-                   " bytes; expected file ", number, " of ", layout.payload_bytes);
+  const Header expected = HeaderOf(number, layout);
+  if (std::memcmp(header.table_uuid, expected.table_uuid, sizeof(expected.table_uuid)) != 0) {
+    return Error(Code::kDataLoss, path, " belongs to the table with uuid ",
+                 std::string(header.table_uuid, sizeof(header.table_uuid)),
+                 ", not to the table with uuid ", layout.table_uuid,
+                 ". Nothing was read from it. Give each table its own storage folder");
+  }
+  if (std::memcmp(&header, &expected, sizeof(header)) != 0) {
+    return Damaged(path, "its header describes file ", header.number, " with payloads of ",
+                   header.payload_bytes, " bytes. Expected: file ", number, " with payloads of ",
+                   layout.payload_bytes, " bytes");
   }
   return {};
 }
 
-// Not all file systems can do without the page cache.
+// Some file systems refuse O_DIRECT.
 int OpenPastCache(const std::string& path, int flags) {
   flags |= O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   const int fd = open(path.c_str(), flags | O_DIRECT, 0600);
@@ -107,7 +113,7 @@ uint32_t RecordLayout::slot_of(uint32_t place) const {
   return place % static_cast<uint32_t>(records_per_file);
 }
 
-// The two largest numbers are no places (RecordIndex).
+// The two largest numbers are not places: kNoRecord and kRemovedRecord.
 uint32_t RecordLayout::max_files() const {
   return static_cast<uint32_t>((std::numeric_limits<uint32_t>::max() - 1) / records_per_file);
 }
@@ -140,7 +146,8 @@ std::string RecordFile::PathOf(const std::string& folder, uint32_t number) {
 Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder, uint32_t number,
                                                        const RecordLayout& layout) {
   const std::string path = PathOf(folder, number);
-  // It has its name when it has its header. A killed writer's is overwritten.
+  // The file gets its name after its header is complete. A leftover of a killed writer is
+  // overwritten.
   const std::string unnamed = folder + "/.records";
   const int fd =
       TSPS_FAULT_FAILS("tier_create") ? -1 : OpenPastCache(unnamed, O_RDWR | O_CREAT | O_TRUNC);
@@ -167,10 +174,13 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Open(const std::string& folder, 
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoError("cannot look at", path);
   if (!S_ISREG(info.st_mode) || info.st_uid != geteuid()) {
-    return Error(Code::kPermissionDenied, path, " is not a file of this user's");
+    return Error(Code::kPermissionDenied, path,
+                 " is not a regular file of this user. Nothing was read from it, because another "
+                 "user could change it. Give the table a storage folder that only this user can "
+                 "write");
   }
   if (info.st_size < static_cast<off_t>(kHeaderBytes)) {
-    return Damaged(path, info.st_size, " bytes are fewer than its header has");
+    return Damaged(path, "it has ", info.st_size, " bytes. A header has ", kHeaderBytes);
   }
   TSPS_ASSIGN_OR_RETURN(const PageBuffer page, PageBuffer::Make(kHeaderBytes));
   TSPS_RETURN_IF_ERROR(file->Read(0, kHeaderBytes, page.data()));
@@ -192,7 +202,7 @@ Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
     if (got < 0) return ErrnoError("cannot read", path_);
     if (got == 0) break;
     done += static_cast<size_t>(got);
-    // Past the cache what follows a short read begins inside a page: that is the file's end.
+    // A direct read is short only at the end of the file.
     if (done % kPageBytes != 0) break;
   }
   std::memset(to + done, 0, bytes - done);
@@ -208,7 +218,7 @@ Status RecordFile::Write(size_t offset, size_t bytes, const char* from) {
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) return ErrnoError("cannot write", path_);
     if (put == 0 || (done + static_cast<size_t>(put)) % kPageBytes != 0) {
-      errno = ENOSPC;  // a page in part: the rest had no room
+      errno = ENOSPC;  // the disk had space for a part of a page only
       return ErrnoError("cannot write", path_);
     }
     done += static_cast<size_t>(put);

@@ -1,13 +1,13 @@
-// RecordFile: one of the files of a record log. Its records are written once, in order, and never
-// changed.
+// RecordFile: one file of a record log. Records are written once, in order, and never change.
 //
-//   0      header, 4,096 bytes: magic, version, whose it is, its number, bytes of a record
-//   4096   record 0, record 1, ... without gaps but those that begin appends on new pages
+//   0      header, 4,096 bytes: magic, version, file number, table uuid, bytes of a payload,
+//          records per file
+//   4096   record 0, record 1, ...; each append begins on a new page, which may leave a gap
 //
 //   record: int64 key | payload | uint32 seal | zeros up to a multiple of 8
 //
-// The seal is the checksum of place, key and payload: what lies elsewhere than where it was written
-// is refused like what is damaged.
+// The seal is the checksum of place, key and payload, so a reader rejects a damaged record and also
+// one that lies at another place than it was written for.
 #ifndef TFSPS_CORE_TIER_RECORD_FILE_H_
 #define TFSPS_CORE_TIER_RECORD_FILE_H_
 
@@ -20,7 +20,7 @@
 
 namespace tsps {
 
-// Of a table and of the files of its log, which are all alike.
+// The layout of a table's records, the same in all files of its log.
 struct RecordLayout {
   RecordLayout(std::string table_uuid, size_t payload_bytes, size_t file_bytes);
 
@@ -29,20 +29,21 @@ struct RecordLayout {
   size_t record_bytes;
   size_t records_per_file;
 
-  size_t offset(uint32_t slot) const;  // in a file
+  size_t offset(uint32_t slot) const;  // of a record in its file
   size_t file_end() const { return offset(static_cast<uint32_t>(records_per_file)); }
-  // The first slot whose bytes begin on a page that no record before `slot` reaches.
+  // Returns the first slot whose bytes begin on a page that no record before `slot` reaches.
   uint32_t SlotOnNewPage(uint32_t slot) const;
 
-  // Where a record lies in all files of the log.
+  // A place numbers a record among all files of the log.
   uint32_t place(uint32_t file, uint32_t slot) const;
   uint32_t file_of(uint32_t place) const;
   uint32_t slot_of(uint32_t place) const;
   uint32_t max_files() const;
   uint32_t max_places() const { return max_files() * static_cast<uint32_t>(records_per_file); }
 
-  // Fills a record whose payload is there.
+  // Completes a record that has its payload: writes key and seal, and clears the padding.
   void Seal(uint32_t place, int64_t key, char* record) const;
+  // Returns whether the seal matches place, key and payload.
   bool Sealed(uint32_t place, const char* record) const;
   static int64_t KeyOf(const char* record);
   static const char* PayloadOf(const char* record) { return record + sizeof(int64_t); }
@@ -51,10 +52,11 @@ struct RecordLayout {
 
 class RecordFile {
  public:
-  // 0600; no file has this number. Without the page cache where the file system can.
+  // Creates a file with mode 0600. No file may have this number. Bypasses the page cache if the
+  // file system supports that.
   static Result<std::shared_ptr<RecordFile>> Create(const std::string& folder, uint32_t number,
                                                     const RecordLayout& layout);
-  // DataLoss, naming the path, for what is no file of this log.
+  // Opens a file to read. DataLoss, naming the path: the file does not belong to this log.
   static Result<std::shared_ptr<RecordFile>> Open(const std::string& folder, uint32_t number,
                                                   const RecordLayout& layout);
   ~RecordFile();
@@ -63,14 +65,15 @@ class RecordFile {
 
   static std::string PathOf(const std::string& folder, uint32_t number);
 
-  // Whole pages, from and to memory that begins on one. Thread-safe. Past the end is zeros.
+  // Read and write whole pages; the memory must begin on a page. A read past the end returns zeros.
+  // Thread-safe.
   Status Read(size_t offset, size_t bytes, char* to) const;
   Status Write(size_t offset, size_t bytes, const char* from);
 
   const std::string& path() const { return path_; }
-  // Removes its name: who has it open can still read it.
+  // Removes the file's name. Processes that have the file open can still read it.
   Status Remove();
-  bool InPlace() const;  // false: it was removed
+  bool InPlace() const;  // false: the file was removed
 
  private:
   RecordFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}

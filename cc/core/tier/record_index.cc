@@ -11,14 +11,14 @@
 
 namespace tsps {
 
-using namespace record_index;  // NOLINT: of this class alone
+using namespace record_index;  // NOLINT: only this class uses these functions
 
 namespace {
 
 constexpr char kIndexMagic[8] = {'t', 's', 'p', 's', 'r', 'i', 'd', 'x'};
 constexpr uint32_t kIndexVersion = 1;
 constexpr uint32_t kLineEntries = 16;  // words of a cache line
-constexpr int kFindAttempts = 1000;    // of a find that meets moves of its segment
+constexpr int kFindAttempts = 1000;    // of a Find whose segment moves meanwhile
 constexpr size_t kDirectoryBytes = kPageBytes + (size_t{8} << kMaxIndexDepth);
 constexpr size_t kSegmentsBytes = sizeof(IndexSegment) << kMaxIndexDepth;
 constexpr size_t kPagesBytes = (kPageBytes * kMaxPages) << kMaxIndexDepth;
@@ -68,16 +68,20 @@ Result<std::unique_ptr<RecordIndex>> RecordIndex::Open(const std::string& folder
 Status RecordIndex::OpenFiles(const std::string& folder) {
   const std::string path = folder + "/records.directory";
   TSPS_ASSIGN_OR_RETURN(directory_, MappedFile::Open(path, 2 * kPageBytes, kDirectoryBytes));
-  const IndexHeader& found = header();
-  if (std::memcmp(found.magic, kIndexMagic, sizeof(kIndexMagic)) != 0) {
-    return Error(Code::kDataLoss, path, " is no index of records");
+  const IndexHeader& stored = header();
+  if (std::memcmp(stored.magic, kIndexMagic, sizeof(kIndexMagic)) != 0) {
+    return Error(Code::kDataLoss, path,
+                 " is not an index of records: it does not begin with the magic bytes of one. The "
+                 "table cannot be opened. Restore the newest checkpoint");
   }
-  if (found.version != kIndexVersion) {
-    return OtherFormat(path, "record index version " + std::to_string(found.version),
+  if (stored.version != kIndexVersion) {
+    return OtherFormat(path, "record index version " + std::to_string(stored.version),
                        "version " + std::to_string(kIndexVersion));
   }
-  if (found.crc != HeaderCrc(found)) return Damaged(path, "the checksum of its header");
-  if (found.seed != seed_) return Damaged(path, "it is another table's");
+  if (stored.crc != HeaderCrc(stored)) {
+    return Damaged(path, "the checksum of its header does not match");
+  }
+  if (stored.seed != seed_) return Damaged(path, "it has the seed of another table's index");
   TSPS_ASSIGN_OR_RETURN(segments_,
                         MappedFile::Open(folder + "/records.segments", kPageBytes, kSegmentsBytes));
   TSPS_ASSIGN_OR_RETURN(
@@ -121,14 +125,14 @@ bool RecordIndex::Readable(const State& state) const {
 }
 
 bool RecordIndex::Find(uint64_t tag, std::vector<uint32_t>* places) const {
-  // A segment that moves to other pages meanwhile is looked at again.
+  // Searches again if the segment moves to other pages meanwhile.
   for (int attempt = 0; attempt < kFindAttempts; ++attempt) {
     uint32_t number;
     if (!SegmentOf(tag, &number)) continue;
     switch (FindIn(number, tag, places)) {
       case Found::kAll:
         return true;
-      case Found::kElsewhere: {  // a split that is under way, or was cut off
+      case Found::kElsewhere: {  // a split is in progress, or a kill interrupted it
         const State& state = StateOf(number);
         const uint32_t sibling = LoadRelaxed(state.sibling);
         if ((size_t{sibling} + 1) * sizeof(IndexSegment) > segments_->RefreshSize()) continue;
@@ -152,22 +156,22 @@ void RecordIndex::Prefetch(uint64_t tag) const {
   const size_t page_number = LoadRelaxed(state.pages[home / kPageEntries]);
   const uint32_t at = home % kPageEntries;
   if ((page_number + 1) * kPageBytes > pages_->size()) return;
-  const IndexPage& one = page(static_cast<uint32_t>(page_number));
-  // Entries are looked at up to the next free one: at a load of .85 some 20.
-  const uint32_t then = std::min(at + kLineEntries, kPageEntries - 1);
-  __builtin_prefetch(&one.places[at]);
-  __builtin_prefetch(&one.low[at]);
-  __builtin_prefetch(&one.high[at]);
-  __builtin_prefetch(&one.places[then]);
-  __builtin_prefetch(&one.low[then]);
+  const IndexPage& first = page(static_cast<uint32_t>(page_number));
+  // A search ends at the first free entry, after about 20 entries at a load of 0.85.
+  const uint32_t next_line = std::min(at + kLineEntries, kPageEntries - 1);
+  __builtin_prefetch(&first.places[at]);
+  __builtin_prefetch(&first.low[at]);
+  __builtin_prefetch(&first.high[at]);
+  __builtin_prefetch(&first.places[next_line]);
+  __builtin_prefetch(&first.low[next_line]);
 }
 
 RecordIndex::Found RecordIndex::FindIn(uint32_t number, uint64_t tag,
                                        std::vector<uint32_t>* places) const {
   places->clear();
-  const IndexSegment& found = segment(number);
-  const uint32_t moves = Load(found.moves);
-  const uint32_t* shared = reinterpret_cast<const uint32_t*>(&found.states[moves & 1]);
+  const IndexSegment& stored = segment(number);
+  const uint32_t moves = Load(stored.moves);
+  const uint32_t* shared = reinterpret_cast<const uint32_t*>(&stored.states[moves & 1]);
   State state;
   for (size_t word = 0; word < sizeof(State) / sizeof(uint32_t); ++word) {
     reinterpret_cast<uint32_t*>(&state)[word] = LoadRelaxed(shared[word]);
@@ -177,31 +181,31 @@ RecordIndex::Found RecordIndex::FindIn(uint32_t number, uint64_t tag,
   const uint32_t home = Home(tag, state.n_pages);
   uint32_t number_of_page = home / kPageEntries, at = home % kPageEntries;
   bool ended = false;
-  // Up to as many entries as there are: the home's page is looked at twice, for what is before it.
+  // Visits each entry once at most: the last turn visits the entries of the home page before home.
   for (uint32_t i = 0; i <= state.n_pages && !ended; ++i) {
-    const IndexPage& one = page(state.pages[number_of_page]);
+    const IndexPage& probed = page(state.pages[number_of_page]);
     const uint32_t end = i < state.n_pages ? kPageEntries : home % kPageEntries;
     for (; at < end; ++at) {
-      const uint32_t place = Load(one.places[at]);
+      const uint32_t place = Load(probed.places[at]);
       ended = place == kNoRecord;
       if (ended) break;
-      if (IsPlace(place) && TagAt(one, at) == tag) places->push_back(place);
+      if (IsPlace(place) && TagAt(probed, at) == tag) places->push_back(place);
     }
     at = 0;
     if (++number_of_page == state.n_pages) number_of_page = 0;
   }
   std::atomic_thread_fence(std::memory_order_acquire);
-  return LoadRelaxed(found.moves) == moves ? Found::kAll : Found::kMoved;
+  return LoadRelaxed(stored.moves) == moves ? Found::kAll : Found::kMoved;
 }
 
 uint32_t RecordIndex::Position(const State& state, uint64_t tag, uint32_t place) const {
   const uint32_t entries = state.n_pages * kPageEntries;
   uint32_t at = Home(tag, state.n_pages);
   for (uint32_t i = 0; i < entries; ++i) {
-    const IndexPage& one = page(state.pages[at / kPageEntries]);
-    const uint32_t found = one.places[at % kPageEntries];
-    if (found == kNoRecord) return kNowhere;
-    if (found == place && TagAt(one, at % kPageEntries) == tag) return at;
+    const IndexPage& probed = page(state.pages[at / kPageEntries]);
+    const uint32_t stored = probed.places[at % kPageEntries];
+    if (stored == kNoRecord) return kNowhere;
+    if (stored == place && TagAt(probed, at % kPageEntries) == tag) return at;
     if (++at == entries) at = 0;
   }
   return kNowhere;
@@ -209,19 +213,21 @@ uint32_t RecordIndex::Position(const State& state, uint64_t tag, uint32_t place)
 
 // --- Writer. ---
 
-// A split that was cut off after the old segment had given half of its tags away: the directory
-// still leads these to it.
+// Completes a split that a kill interrupted after the old segment had given half of its tags away:
+// the directory still leads these tags to the old segment.
 Status RecordIndex::Recover() {
   const uint32_t depth = header().depth;
   const std::string& path = directory_->path();
-  if (depth > kMaxIndexDepth) return Damaged(path, "a depth of ", depth);
+  if (depth > kMaxIndexDepth) {
+    return Damaged(path, "its depth is ", depth, ". Expected: at most ", kMaxIndexDepth);
+  }
   const size_t end = kPageBytes + (size_t{8} << depth);
   if (directory_->RefreshSize() < end) return Damaged(path, "it is too short for depth ", depth);
   for (uint32_t i = 0; i <= Mask(depth); ++i) {
     uint32_t& entry = directory(depth)[i];
     for (int hops = 0;; ++hops) {
       if (hops == 2 || (size_t{entry} + 1) * sizeof(IndexSegment) > segments_->RefreshSize()) {
-        return Damaged(path, "entry ", i, " of depth ", depth, " leads nowhere");
+        return Damaged(path, "entry ", i, " of depth ", depth, " leads to no segment");
       }
       const State& state = StateOf(entry);
       if (state.depth > depth) return Damaged(path, "segment ", entry, " has depth ", state.depth);
@@ -236,8 +242,8 @@ Status RecordIndex::Count(uint32_t max_place) {
   const IndexHeader& counts = header();
   if (size_t{counts.n_segments} * sizeof(IndexSegment) > segments_->RefreshSize() ||
       size_t{counts.n_pages} * kPageBytes > pages_->RefreshSize()) {
-    return Damaged(directory_->path(), counts.n_segments, " segments of ", counts.n_pages,
-                   " pages are more than the files have");
+    return Damaged(directory_->path(), "its header counts ", counts.n_segments, " segments and ",
+                   counts.n_pages, " pages, more than the files have");
   }
   use_.assign(counts.n_segments, {});
   live_ = 0;
@@ -245,7 +251,8 @@ Status RecordIndex::Count(uint32_t max_place) {
   for (uint32_t i = 0; i <= Mask(counts.depth); ++i) {
     const uint32_t number = directory(counts.depth)[i];
     if (number >= counts.n_segments) {
-      return Damaged(directory_->path(), "segment ", number, " of ", counts.n_segments);
+      return Damaged(directory_->path(), "entry ", i, " names segment ", number, ", and there are ",
+                     counts.n_segments);
     }
     if (seen[number]) continue;
     seen[number] = true;
@@ -265,20 +272,20 @@ Status RecordIndex::Count(uint32_t max_place) {
 Status RecordIndex::CountSegment(uint32_t number, uint32_t max_place, std::vector<bool>* taken) {
   const State& state = StateOf(number);
   const std::string& path = segments_->path();
-  if (!Readable(state)) return Damaged(path, "segment ", number);
+  if (!Readable(state)) return Damaged(path, "segment ", number, " has impossible pages or depth");
   for (uint32_t i = 0; i < state.n_pages; ++i) {
     if (state.pages[i] >= taken->size() || (*taken)[state.pages[i]]) {
       return Damaged(path, "page ", state.pages[i], " of segment ", number,
-                     " is another one's, or none");
+                     " does not exist, or another segment has it");
     }
     (*taken)[state.pages[i]] = true;
-    const IndexPage& one = page(state.pages[i]);
+    const IndexPage& counted = page(state.pages[i]);
     for (uint32_t at = 0; at < kPageEntries; ++at) {
-      const uint32_t place = one.places[at];
+      const uint32_t place = counted.places[at];
       use_[number].removed += place == kRemovedRecord;
       if (!IsPlace(place)) continue;
       ++use_[number].live;
-      if (place >= max_place || !Matches(TagAt(one, at), state)) {
+      if (place >= max_place || !Matches(TagAt(counted, at), state)) {
         return Damaged(pages_->path(), "entry ", at, " of page ", state.pages[i],
                        " cannot be in segment ", number);
       }
@@ -295,10 +302,10 @@ uint32_t RecordIndex::Put(const State& state, uint64_t tag, uint32_t place) cons
   const uint32_t entries = state.n_pages * kPageEntries;
   uint32_t at = Home(tag, state.n_pages);
   for (;;) {
-    IndexPage& one = page(state.pages[at / kPageEntries]);
-    uint32_t& word = one.places[at % kPageEntries];
+    IndexPage& probed = page(state.pages[at / kPageEntries]);
+    uint32_t& word = probed.places[at % kPageEntries];
     if (const uint32_t before = word; !IsPlace(before)) {
-      SetTag(one, at % kPageEntries, tag);
+      SetTag(probed, at % kPageEntries, tag);
       Store(word, place);
       return before;
     }
@@ -343,9 +350,9 @@ bool RecordIndex::Remove(uint64_t tag, uint32_t place) {
 
 void RecordIndex::ForEachIn(const State& state, const Visit& visit) const {
   for (uint32_t i = 0; i < state.n_pages; ++i) {
-    const IndexPage& one = page(state.pages[i]);
+    const IndexPage& visited = page(state.pages[i]);
     for (uint32_t at = 0; at < kPageEntries; ++at) {
-      if (IsPlace(one.places[at])) visit(TagAt(one, at), one.places[at]);
+      if (IsPlace(visited.places[at])) visit(TagAt(visited, at), visited.places[at]);
     }
   }
 }
@@ -355,7 +362,7 @@ void RecordIndex::ForEach(const Visit& visit) const {
   for (uint32_t i = 0; i <= Mask(counts.depth); ++i) {
     const uint32_t number = directory(counts.depth)[i];
     const State& state = StateOf(number);
-    if ((i & Mask(state.depth)) != i) continue;  // seen before
+    if ((i & Mask(state.depth)) != i) continue;  // an earlier entry named the segment
     ForEachIn(state, visit);
   }
 }

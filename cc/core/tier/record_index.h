@@ -1,13 +1,13 @@
-// RecordIndex: where the record of a key lies in a record log, in at most 12 bytes of shared memory
-// per row.
+// RecordIndex: maps keys to the places of their records in a record log, in at most 12 bytes of
+// shared memory per row.
 //
-// Keys themselves are not in it, a tag of 40 bits is: a find may name a place whose record is of
-// another key, once in some thousand times, and whoever reads the record sees so by its key.
+// The index stores a tag of 40 bits instead of the key. About once in a thousand times Find returns
+// the place of another key's record; the reader of the record detects that by its key.
 //
-// Any process may read beside the one writer: Insert, Remove and Replace are one store each, as far
-// as a reader or a kill can tell; what grows is made on pages that nobody reads, and a reader looks
-// again when a segment has moved to others meanwhile. Every load is bounds-checked: of a damaged
-// file comes garbage, never a wild access.
+// Any process may read while the one writer works. For a reader, and after a kill, Insert, Remove
+// and Replace are one store each. Growth fills pages that no process reads yet, and a reader
+// repeats its search if the segment moved to other pages meanwhile. Every load is bounds-checked: a
+// damaged file yields garbage, but no access outside of the mapping.
 #ifndef TFSPS_CORE_TIER_RECORD_INDEX_H_
 #define TFSPS_CORE_TIER_RECORD_INDEX_H_
 
@@ -27,40 +27,40 @@ namespace tsps {
 
 class RecordIndex {
  public:
-  // Empty, in files of `folder` that must not exist.
+  // Creates an empty index in `folder`. Its files must not exist.
   static Result<std::unique_ptr<RecordIndex>> Create(const std::string& folder, uint64_t seed);
-  // To read. DataLoss, naming the file, for what is no index with this seed.
+  // Maps an index read-only. DataLoss, naming the file: it is not an index with this seed.
   static Result<std::unique_ptr<RecordIndex>> Open(const std::string& folder, uint64_t seed);
-  // To write, too, alone. Looks at every entry: DataLoss if one cannot be. `max_place`: places are
-  // below it.
+  // Makes this process the only writer. Checks every entry. DataLoss: an entry is impossible.
+  // `max_place`: all places are below it.
   Status MakeWritable(uint32_t max_place);
 
   uint64_t seed() const { return seed_; }
 
-  // Places where a key of this tag may be: none, one, or rarely more. False: the file is damaged,
-  // or the writer moves this segment again and again.
+  // Finds the places where a key with this tag may have its record: none, one, or rarely more.
+  // Returns false if the file is damaged, or if the writer moved the segment during every attempt.
   bool Find(uint64_t tag, std::vector<uint32_t>* places) const;
-  // This tag will be looked for: an index of many rows is in no cache.
+  // Prefetches the entries of a tag: a large index does not fit into the processor's caches.
   void Prefetch(uint64_t tag) const;
 
   // --- Writer only. ---
-  // Room for inserts of these tags. ResourceExhausted: shared memory; nothing has changed then that
-  // a reader can see.
+  // Reserves space to insert these tags. ResourceExhausted: shared memory is full; readers see no
+  // change.
   Status Reserve(const uint64_t* tags, size_t n);
-  // Adds an entry, for which there is room.
+  // Adds an entry. Reserve must have succeeded for its tag.
   void Insert(uint64_t tag, uint32_t place);
-  // False if there is no such entry.
+  // Remove and Replace return false if the index has no such entry.
   bool Remove(uint64_t tag, uint32_t place);
   bool Replace(uint64_t tag, uint32_t from, uint32_t to);
   bool Has(uint64_t tag, uint32_t place) const;
-  // Every entry, in no order.
+  // Visits every entry, in no particular order.
   using Visit = std::function<void(uint64_t tag, uint32_t place)>;
   void ForEach(const Visit& visit) const;
-  // Entries; any thread may ask.
+  // Returns the number of entries. Thread-safe.
   uint64_t live() const { return live_.load(std::memory_order_relaxed); }
-  // Of shared memory, pages that are free at the moment included.
+  // Returns the bytes of shared memory, including pages that are free at the moment.
   size_t bytes() const;
-  MappedFile* pages() const { return pages_.get(); }  // nearly all of it
+  MappedFile* pages() const { return pages_.get(); }  // the file with nearly all bytes
 
  private:
   using State = IndexSegment::State;
@@ -78,34 +78,34 @@ class RecordIndex {
   uint32_t* directory(uint32_t depth) const;
   IndexSegment& segment(uint32_t number) const;
   IndexPage& page(uint32_t number) const;
-  // The segment of a tag; false: something is out of bounds.
+  // Finds the segment of a tag. Returns false if a number is out of bounds.
   bool SegmentOf(uint64_t tag, uint32_t* number) const;
-  // What holds of a segment. A reader copies it.
+  // Returns the valid one of a segment's two states. A reader copies it.
   State& StateOf(uint32_t number) const {
-    IndexSegment& one = segment(number);
-    return one.states[__atomic_load_n(&one.moves, __ATOMIC_ACQUIRE) & 1];
+    IndexSegment& stored = segment(number);
+    return stored.states[__atomic_load_n(&stored.moves, __ATOMIC_ACQUIRE) & 1];
   }
   bool Readable(const State& state) const;
   Found FindIn(uint32_t number, uint64_t tag, std::vector<uint32_t>* places) const;
-  // The entry of a tag and a place, as position among the segment's entries; none: UINT32_MAX.
+  // Returns the position of an entry in its segment; UINT32_MAX if the segment has no such entry.
   uint32_t Position(const State& state, uint64_t tag, uint32_t place) const;
 
   Status Recover();
   Status Count(uint32_t max_place);
   Status CountSegment(uint32_t number, uint32_t max_place, std::vector<bool>* taken);
-  // With room for `coming` more.
-  Status MakeAnew(uint32_t number, uint32_t coming);
+  // Copies a segment to new pages, with space for `coming` more entries.
+  Status Rebuild(uint32_t number, uint32_t coming);
   Status Split(uint32_t number);
   Status DoubleDirectory();
-  // Pages that nobody uses, all their entries never used.
+  // Takes free pages, and marks all their entries as never used.
   Status TakePages(uint32_t n, uint32_t* pages);
   void GivePages(const State& state);
   Status TakeSegment(uint32_t* number);
-  // Copies the entries of one segment's pages, those alone whose tags match the other's pattern.
+  // Copies the entries of `from` whose tags match the pattern of `to`.
   Use Copy(const State& from, const State& to) const;
   uint32_t CountMatching(const State& from, const State& to) const;
   void ForEachIn(const State& state, const Visit& visit) const;
-  // Returns what was in the entry before.
+  // Puts a place into the first free entry, and returns the entry's previous content.
   uint32_t Put(const State& state, uint64_t tag, uint32_t place) const;
 
   const uint64_t seed_;

@@ -1,4 +1,5 @@
-// How entries, segments and directory are read and written while others read them.
+// Loads and stores of entries, segments and the directory of a record index that several processes
+// read while one writes.
 #ifndef TFSPS_CORE_TIER_RECORD_INDEX_ACCESS_H_
 #define TFSPS_CORE_TIER_RECORD_INDEX_ACCESS_H_
 
@@ -41,8 +42,8 @@ inline bool Matches(uint64_t tag, const IndexSegment::State& state) {
   return (static_cast<uint32_t>(tag) & Mask(state.depth)) == state.pattern;
 }
 
-// The segment's other state holds from now on. Whoever sees what is done to the old pages
-// afterwards sees that they are old.
+// Makes the segment's other state the valid one. A reader that sees a later write to the old pages
+// also sees that the segment has moved.
 inline void Move(IndexSegment& segment) {
   Store(segment.moves, segment.moves + 1);
   std::atomic_thread_fence(std::memory_order_seq_cst);

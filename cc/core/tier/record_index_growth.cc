@@ -1,5 +1,5 @@
-// Growth of a record index: segments that are made anew, on other pages, and that split. The
-// entries a reader finds are the old ones until one store names the new pages.
+// Growth of a record index: the writer copies a segment to new pages, or splits it. Readers find
+// the old entries until one store names the new pages.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -10,11 +10,11 @@
 
 namespace tsps {
 
-using namespace record_index;  // NOLINT: of this class alone
+using namespace record_index;  // NOLINT: only this class uses these functions
 
 namespace {
 
-// With some room, so that a segment that was made anew is not made anew soon.
+// Leaves 5 % of free space, so that a rebuilt segment is not rebuilt again soon.
 uint32_t PagesFor(uint32_t entries) {
   uint32_t pages = kMinPages;
   while (pages < kMaxPages && SegmentLimit(pages) / 20 * 19 < entries) ++pages;
@@ -25,7 +25,7 @@ uint32_t PagesFor(uint32_t entries) {
 
 Status RecordIndex::Reserve(const uint64_t* tags, size_t n) {
   for (;;) {
-    // How many come to each segment; splits change that.
+    // The number of tags that each segment gets. Splits change it.
     std::vector<std::pair<uint32_t, uint32_t>> coming;
     {
       std::vector<uint32_t> numbers(n);
@@ -43,7 +43,7 @@ Status RecordIndex::Reserve(const uint64_t* tags, size_t n) {
       if (use.live + use.removed + count <= SegmentLimit(pages)) continue;
       grown = true;
       const bool full = use.live + count > SegmentLimit(kMaxPages);
-      TSPS_RETURN_IF_ERROR(full ? Split(number) : MakeAnew(number, count));
+      TSPS_RETURN_IF_ERROR(full ? Split(number) : Rebuild(number, count));
     }
     if (!grown) return {};
   }
@@ -60,8 +60,7 @@ Status RecordIndex::TakePages(uint32_t n, uint32_t* pages) {
   for (uint32_t i = 0; i < n; ++i) {
     pages[i] = free_pages_.back();
     free_pages_.pop_back();
-    IndexPage& one = page(pages[i]);
-    for (uint32_t& place : one.places) Store(place, kNoRecord);
+    for (uint32_t& place : page(pages[i]).places) Store(place, kNoRecord);
   }
   return {};
 }
@@ -102,16 +101,16 @@ RecordIndex::Use RecordIndex::Copy(const State& from, const State& to) const {
   return use;
 }
 
-Status RecordIndex::MakeAnew(uint32_t number, uint32_t coming) {
-  IndexSegment& one = segment(number);
+Status RecordIndex::Rebuild(uint32_t number, uint32_t coming) {
+  IndexSegment& rebuilt = segment(number);
   const State old = StateOf(number);
-  State& made = one.states[~one.moves & 1];
-  made = old;
-  made.n_pages = PagesFor(use_[number].live + coming);
-  TSPS_RETURN_IF_ERROR(TakePages(made.n_pages, made.pages));
-  use_[number] = Copy(old, made);
+  State& next = rebuilt.states[~rebuilt.moves & 1];
+  next = old;
+  next.n_pages = PagesFor(use_[number].live + coming);
+  TSPS_RETURN_IF_ERROR(TakePages(next.n_pages, next.pages));
+  use_[number] = Copy(old, next);
   TSPS_FAULT_POINT("record_index_copied");
-  Move(one);
+  Move(rebuilt);
   GivePages(old);
   return {};
 }
@@ -119,34 +118,34 @@ Status RecordIndex::MakeAnew(uint32_t number, uint32_t coming) {
 Status RecordIndex::Split(uint32_t number) {
   const uint32_t depth = StateOf(number).depth;
   if (depth == header().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
-  uint32_t other;
-  TSPS_RETURN_IF_ERROR(TakeSegment(&other));  // `segments_` may grow, and stays where it is
-  IndexSegment& one = segment(number);
+  uint32_t sibling;
+  TSPS_RETURN_IF_ERROR(TakeSegment(&sibling));  // may grow `segments_`, but does not move it
+  IndexSegment& split = segment(number);
   const State old = StateOf(number);
-  State low = {depth + 1, old.pattern, other, 0, {}};
+  State low = {depth + 1, old.pattern, sibling, 0, {}};
   State high = {depth + 1, old.pattern | uint32_t{1} << depth, number, 0, {}};
   high.n_pages = PagesFor(CountMatching(old, high));
   low.n_pages = PagesFor(use_[number].live - CountMatching(old, high));
-  Status room = TakePages(low.n_pages, low.pages);
-  if (room.ok()) {
-    room = TakePages(high.n_pages, high.pages);
-    if (!room.ok()) GivePages(low);
+  Status status = TakePages(low.n_pages, low.pages);
+  if (status.ok()) {
+    status = TakePages(high.n_pages, high.pages);
+    if (!status.ok()) GivePages(low);
   }
-  if (!room.ok()) {
-    free_segments_.push_back(other);
-    return room;
+  if (!status.ok()) {
+    free_segments_.push_back(sibling);
+    return status;
   }
-  use_[other] = Copy(old, high);
+  use_[sibling] = Copy(old, high);
   const Use use = Copy(old, low);
-  segment(other).states[0] = high;
-  one.states[~one.moves & 1] = low;
+  segment(sibling).states[0] = high;
+  split.states[~split.moves & 1] = low;
   TSPS_FAULT_POINT("record_index_split_copied");
-  Move(one);
+  Move(split);
   TSPS_FAULT_POINT("record_index_split");
   use_[number] = use;
   uint32_t* entries = directory(header().depth);
   for (uint32_t i = high.pattern; i <= Mask(header().depth); i += uint32_t{1} << (depth + 1)) {
-    Store(entries[i], other);
+    Store(entries[i], sibling);
   }
   GivePages(old);
   return {};
@@ -156,7 +155,8 @@ Status RecordIndex::DoubleDirectory() {
   const uint32_t depth = header().depth;
   if (depth == kMaxIndexDepth) {
     return Error(Code::kResourceExhausted, directory_->path(), ": an index of ", live_,
-                 " records cannot grow");
+                 " records cannot grow further. Nothing was changed. Give the table more "
+                 "memory, or shard it over more nodes");
   }
   TSPS_RETURN_IF_ERROR(directory_->Reserve(kPageBytes + (size_t{16} << depth)));
   const uint32_t n = Mask(depth) + 1;

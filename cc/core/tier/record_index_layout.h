@@ -1,16 +1,17 @@
-// The files of a record index, mapped by all processes of a job.
+// The files of a record index, which all processes of a job map.
 //
-//   records.directory   header at 0; from 4,096 segment numbers: the directory of depth d is words
-//                       2^d to 2^(d+1) - 1
-//   records.segments    one IndexSegment per number
+//   records.directory   the header at 0; segment numbers from byte 4,096 on: the directory of depth
+//                       d is words 2^d to 2^(d+1) - 1
+//   records.segments    one IndexSegment per segment number
 //   records.pages       pages of 455 entries
 //
 //   tag of a key: 40 bits of its hash
 //   | 39 ... home: the trailing bits are spread over the segment's entries | ... | depth bits: 0 |
 //
-// A segment has 8 to 16 pages, whose entries are probed one after another, page after page, around
-// the end. It grows by a page, and splits in two by its next bit when it would have 17: its load is
-// never far below the limit, so a row takes 9 / 0.9 to 9 / 0.8 bytes.
+// A segment has 8 to 16 pages. A probe walks over its entries page after page, and continues at the
+// first page after the last. A full segment grows by pages. When it would need a 17th page, it
+// splits in two by its next bit. Its load is therefore never far below the limit, and a row takes
+// 9 / 0.9 to 9 / 0.8 bytes.
 #ifndef TFSPS_CORE_TIER_RECORD_INDEX_LAYOUT_H_
 #define TFSPS_CORE_TIER_RECORD_INDEX_LAYOUT_H_
 
@@ -27,12 +28,12 @@ constexpr uint32_t kMinPages = 8;  // of a segment
 constexpr uint32_t kMaxPages = 16;
 constexpr uint32_t kMaxIndexDepth = 18;
 constexpr int kTagBits = 40;
-// Entries in use, removed ones included, beyond which a segment is made anew.
+// The number of used entries, including removed ones, above which a segment is rebuilt.
 constexpr uint32_t SegmentLimit(uint32_t pages) { return pages * kPageEntries / 10 * 9; }
 
-// In place of a record's place.
-constexpr uint32_t kNoRecord = 0xFFFFFFFFu;       // never used
-constexpr uint32_t kRemovedRecord = 0xFFFFFFFEu;  // used before
+// Values that stand where an entry has a place otherwise.
+constexpr uint32_t kNoRecord = 0xFFFFFFFFu;       // the entry was never used
+constexpr uint32_t kRemovedRecord = 0xFFFFFFFEu;  // the entry was used and removed
 
 struct IndexPage {
   uint32_t places[kPageEntries];
@@ -44,13 +45,13 @@ static_assert(sizeof(IndexPage) == kPageBytes);
 
 struct IndexSegment {
   struct State {
-    uint32_t depth;    // bits that all tags here share
+    uint32_t depth;    // the number of bits that all tags of the segment share
     uint32_t pattern;  // those bits
-    uint32_t sibling;  // of the last split: who has the other half
+    uint32_t sibling;  // the segment that got the other half at the last split
     uint32_t n_pages;
     uint32_t pages[kMaxPages];
   };
-  // Counts the moves to other pages: one store makes such a move. Even: states[0] holds.
+  // The number of moves to other pages. One store makes a move. If it is even, states[0] is valid.
   uint32_t moves;
   uint32_t zero;
   State states[2];
@@ -63,16 +64,16 @@ struct IndexHeader {
   uint32_t zero;
   uint64_t seed;  // of the keys' hash
   uint32_t zeros;
-  uint32_t crc;  // of the bytes before
-  // --- What changes. ---
+  uint32_t crc;  // of the bytes before it
+  // --- Fields that change. ---
   uint32_t depth;       // of the directory
-  uint32_t n_segments;  // that have ever been numbered
-  uint32_t n_pages;
+  uint32_t n_segments;  // segments with a number, including free ones
+  uint32_t n_pages;     // pages with a number, including free ones
 };
 static_assert(sizeof(IndexHeader) == 48);
 
-// A key's tag. Its hash's trailing bits are those that a table's own index finds homes by, so the
-// leading ones are taken.
+// Returns a key's tag: the leading bits of its hash, because the index of the table uses the
+// trailing bits.
 inline uint64_t TagOf(int64_t key, uint64_t seed) { return HashKey(key, seed) >> (64 - kTagBits); }
 
 }  // namespace tsps

@@ -21,18 +21,18 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kAppendBytes = size_t{1} << 20;  // of one write, unless a record has more
-// What a read costs beside its bytes: 12 us, in which the disk reads about as much in a row
-// (measured: 85,000 reads of a page per second at 32 threads, 1.5 GB/s of long ones).
+constexpr size_t kAppendBytes = size_t{1} << 20;  // of one write, unless a record is larger
+// The overhead of a read is 12 us, in which a disk reads about this many bytes of a long read
+// (measured with 32 threads: 85,000 reads of a page per second; 1.5 GB/s in long reads).
 constexpr size_t kReadBytes = 16 * 1024;
 
-constexpr size_t kMaxReadBytes = 128 * 1024;  // at once, but for larger records
+constexpr size_t kMaxReadBytes = 128 * 1024;  // of one read, unless a record is larger
 
-constexpr size_t kRecordsAhead = 8;  // records of the cache that are asked for ahead
+constexpr size_t kRecordsAhead = 8;  // the distance of prefetches in the cache
 
-constexpr size_t kOpenFiles = 128;  // a process may often have 1,024 in all
+constexpr size_t kOpenFiles = 128;  // the limit of a process is often 1,024
 
-// Number of a file of records; none: it is another file.
+// Reads the number of a file of records. Returns false for other files.
 bool ParseName(const std::string& name, uint32_t* number) {
   constexpr char kPrefix[] = "records.";
   if (name.rfind(kPrefix, 0) != 0 || name.size() > sizeof(kPrefix) - 1 + 9) return false;
@@ -55,18 +55,20 @@ Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, Re
   std::unique_ptr<RecordLog> log(new RecordLog(folder, std::move(layout), threads));
   log->lock_ = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (log->lock_ < 0) return ErrnoError("cannot open", folder);
-  flock(log->lock_, LOCK_SH | LOCK_NB);  // where the file system can
+  flock(log->lock_, LOCK_SH | LOCK_NB);  // some file systems have no locks
   if (threads.buffer_bytes() < log->layout_.record_bytes + 2 * kPageBytes) {
     return Error(Code::kInternal, "threads with buffers of ", threads.buffer_bytes(),
-                 " bytes cannot read records of ", log->layout_.record_bytes);
+                 " bytes cannot read records of ", log->layout_.record_bytes, " bytes");
   }
   for (const uint32_t number : log->Files()) {
     if (number >= log->layout_.max_files()) {
-      return Damaged(RecordFile::PathOf(folder, number), "there are at most ",
-                     log->layout_.max_files(), " files of records");
+      return Damaged(RecordFile::PathOf(folder, number),
+                     "its number is too large: a log has at "
+                     "most ",
+                     log->layout_.max_files(), " files");
     }
     const Status opened = log->FileOf(number).status();
-    // The writer may have removed it.
+    // The writer may have removed the file.
     if (!opened.ok() && opened.code() != Code::kNotFound) return opened;
     log->next_number_ = number + 1;
   }
@@ -91,7 +93,8 @@ Status RecordLog::BeginFile() {
   const std::vector<uint32_t> taken = Files();
   if (taken.size() >= layout_.max_files()) {
     return Error(Code::kResourceExhausted, folder_, " has ", taken.size(),
-                 " files of records, and no more can be numbered");
+                 " files of records, the most that a log can have. Nothing was changed. Shard "
+                 "the table over more nodes");
   }
   uint32_t number = next_number_ % layout_.max_files();
   while (std::binary_search(taken.begin(), taken.end(), number)) {
@@ -147,10 +150,10 @@ Status RecordLog::RemoveFile(uint32_t number) {
   std::shared_ptr<RecordFile> file;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = open_.find(number);
-    if (found != open_.end()) {
-      file = found->second;
-      open_.erase(found);
+    const auto entry = open_.find(number);
+    if (entry != open_.end()) {
+      file = entry->second;
+      open_.erase(entry);
     }
   }
   if (number == current_number_) {
@@ -166,7 +169,7 @@ Status RecordLog::RemoveFile(uint32_t number) {
 Result<std::shared_ptr<RecordFile>> RecordLog::FileOf(uint32_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<RecordFile>& file = open_[number];
-  // The writer may have removed it, and given its number to another.
+  // The writer may have removed the file, and given its number to a new one.
   if (file == nullptr || !file->InPlace()) {
     auto opened = RecordFile::Open(folder_, number, layout_);
     if (!opened.ok()) {
@@ -174,7 +177,7 @@ Result<std::shared_ptr<RecordFile>> RecordLog::FileOf(uint32_t number) {
       return opened.status();
     }
     file = *opened;
-    if (open_.size() > kOpenFiles) {  // any other one
+    if (open_.size() > kOpenFiles) {  // close any other file
       const auto first = open_.begin();
       open_.erase(first->first == number ? std::next(first) : first);
     }
@@ -185,11 +188,11 @@ Result<std::shared_ptr<RecordFile>> RecordLog::FileOf(uint32_t number) {
 
 std::vector<uint32_t> RecordLog::VisitCached(const uint32_t* places, size_t n,
                                              const Visit& visit) const {
-  std::vector<uint32_t> others;
+  std::vector<uint32_t> missing;
   if (cache_ == nullptr) {
-    others.resize(n);
-    std::iota(others.begin(), others.end(), 0u);
-    return others;
+    missing.resize(n);
+    std::iota(missing.begin(), missing.end(), 0u);
+    return missing;
   }
   std::vector<char> record(layout_.record_bytes);
   for (size_t i = 0; i < n; ++i) {
@@ -199,10 +202,10 @@ std::vector<uint32_t> RecordLog::VisitCached(const uint32_t* places, size_t n,
       visit(i, RecordLayout::KeyOf(record.data()),
             RecordLayout::PayloadOf(static_cast<const char*>(record.data())));
     } else {
-      others.push_back(static_cast<uint32_t>(i));
+      missing.push_back(static_cast<uint32_t>(i));
     }
   }
-  return others;
+  return missing;
 }
 
 Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit) {
@@ -235,7 +238,7 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
           const uint32_t slot = layout_.slot_of(sorted[i]);
           const char* record = buffer.data() + (layout_.offset(slot) - read.offset);
           if (!layout_.Sealed(sorted[i], record)) {
-            return Damaged(file.path(), "the checksum of record ", slot);
+            return Damaged(file.path(), "the checksum of record ", slot, " does not match");
           }
           if (cache_ != nullptr) cache_->Put(sorted[i], record);
           visit(order[i], RecordLayout::KeyOf(record), RecordLayout::PayloadOf(record));

@@ -1,10 +1,10 @@
-// RecordLog: the rows of a table that are not in memory, a record each, in files to which records
-// are only ever appended. Which of its records are live its users know (RecordIndex): of a key
-// there may be many, and a file whose records are all dead is removed.
+// RecordLog: the rows of a table that are not in memory, one record each, in files that only ever
+// grow by appends.
 //
-// The group's writer appends; any process reads. Nothing here is shared but the files. A process
-// that is killed leaves records that nobody knows, behind those that are known: the next writer
-// begins a new file.
+// The log does not know which records are live; the RecordIndex does. A key may have several
+// records, and a file whose records are all dead is removed. The group's writer appends, any
+// process reads, and the processes share only the files. A killed writer may leave records at the
+// end of its file that no index knows; the next writer begins a new file.
 #ifndef TFSPS_CORE_TIER_RECORD_LOG_H_
 #define TFSPS_CORE_TIER_RECORD_LOG_H_
 
@@ -26,21 +26,22 @@
 
 namespace tsps {
 
-// Of all logs of this process, since it began.
+// Totals of the reads of all logs since this process started.
 struct ReadTotals {
-  std::atomic<uint64_t> records{0};    // read from a disk
-  std::atomic<uint64_t> bytes{0};      // of these reads, what lies between the records included
-  std::atomic<uint64_t> late{0};       // of the records, those that somebody was waiting for
-  std::atomic<uint64_t> cached{0};     // records that were wanted and had been read before
-  std::atomic<uint64_t> waited_ns{0};  // for reads that somebody was waiting for
+  std::atomic<uint64_t> records{0};    // records read from a disk
+  std::atomic<uint64_t> bytes{0};      // bytes of these reads, with the gaps between records
+  std::atomic<uint64_t> late{0};       // records that a caller was waiting for (urgent reads)
+  std::atomic<uint64_t> cached{0};     // records of urgent reads that were in the cache
+  std::atomic<uint64_t> waited_ns{0};  // the time of urgent reads
 
   static ReadTotals& OfProcess();
 };
 
 class RecordLog {
  public:
-  // `folder` is private to the user and may be empty. The threads must stay. While any process has
-  // the log open its folder has a shared lock (flock): it is not what a job that is gone has left.
+  // Opens the log in `folder`, which must be private to the user and may be empty. The threads must
+  // outlive the log. While a process has the log open, the folder has a shared lock (flock), which
+  // shows that the log is not a leftover of a job that has ended.
   static Result<std::unique_ptr<RecordLog>> Open(const std::string& folder, RecordLayout layout,
                                                  IoThreads& threads);
 
@@ -48,46 +49,48 @@ class RecordLog {
   RecordLog(const RecordLog&) = delete;
   RecordLog& operator=(const RecordLog&) = delete;
 
-  // Records that are read are kept there, and looked for. Before the first Read.
+  // Makes Read look for records in `cache` first, and put there what it reads. Call it before the
+  // first Read.
   void UseCache(std::unique_ptr<RecordCache> cache) { cache_ = std::move(cache); }
 
-  // Of what was read, if there is any. Null: it keeps nothing.
+  // Returns the cache, or null.
   RecordCache* cache() const { return cache_.get(); }
   size_t cache_bytes() const { return cache_ == nullptr ? 0 : cache_->bytes(); }
   size_t cached_records() const { return cache_ == nullptr ? 0 : cache_->records(); }
 
   const RecordLayout& layout() const { return layout_; }
   const std::string& folder() const { return folder_; }
-  // Numbers of the files that are there, ascending.
+  // Returns the numbers of the existing files, ascending.
   std::vector<uint32_t> Files() const;
 
-  // Writes n records, in few calls, and says where they are. fill(i, payload) writes the payload of
-  // record i and returns its key. After an error none is known to be there; the same places are
-  // tried again. The writer only; not thread-safe.
+  // Writes n records with few system calls, and stores their places in `places`. fill(i, payload)
+  // writes the payload of record i and returns its key. After an error none of the records is known
+  // to be on disk, and the next call uses the same places. Writer only; not thread-safe.
   using Fill = std::function<int64_t(size_t i, char* payload)>;
   Status Append(size_t n, const Fill& fill, uint32_t* places);
-  // The file that records are being appended to: never one to be removed. None: UINT32_MAX.
+  // Returns the number of the file that Append writes to, which must not be removed; UINT32_MAX if
+  // no file is open for appends.
   uint32_t current_file() const { return current_number_; }
-  // The writer only.
+  // Removes a file. Writer only.
   Status RemoveFile(uint32_t number);
 
-  // Reads records, in any order and on many threads: visit(i, key, payload) for places[i]. NotFound
-  // if a file is gone, DataLoss, naming file and record, if a record is not as it was written:
-  // who has raced with the writer looks again where its records are.
+  // Reads records, in any order and on many threads, and calls visit(i, key, payload) for
+  // places[i]. NotFound: a file was removed. DataLoss, naming file and record: a record is not as
+  // it was written. A caller that raced with the writer gets the places from the index again.
   using Visit = std::function<void(size_t i, int64_t key, const char* payload)>;
   Status Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit);
 
-  // Visits the records of a file in slots [slot, slot + n), but for those that were never written,
-  // on the calling thread. What it returns has them all.
+  // Visits the records in slots [slot, slot + n) of a file on the calling thread, without slots
+  // that were never written. The payloads point into the returned buffer.
   using VisitPlace = std::function<void(uint32_t place, int64_t key, const char* payload)>;
   Result<PageBuffer> ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const VisitPlace& visit);
-  // Of all files.
+  // Returns the bytes of all files.
   uint64_t bytes() const;
 
-  // Since it was opened.
+  // Counters since the log was opened.
   struct Counters {
     uint64_t reads = 0, bytes_read = 0, records_read = 0, bytes_written = 0, records_written = 0;
-    uint64_t records_cached = 0;  // that were wanted and found in the cache
+    uint64_t records_cached = 0;  // records that Read found in the cache
   };
   Counters counters() const;
 
@@ -95,9 +98,9 @@ class RecordLog {
   RecordLog(std::string folder, RecordLayout layout, IoThreads& threads)
       : folder_(std::move(folder)), layout_(std::move(layout)), threads_(threads) {}
   Status BeginFile();
-  // Visits those of the places that are cached. Returns the positions of the others.
+  // Visits the records that are in the cache. Returns the positions of the other places.
   std::vector<uint32_t> VisitCached(const uint32_t* places, size_t n, const Visit& visit) const;
-  // Opened, and still under its name.
+  // Returns the file with this number, opened, and not removed.
   Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number);
 
   const std::string folder_;
@@ -109,11 +112,11 @@ class RecordLog {
   // --- Writer. ---
   std::shared_ptr<RecordFile> current_;
   uint32_t current_number_ = UINT32_MAX;
-  uint32_t next_number_ = 0;  // numbers go round, so that one comes again as late as can be
+  uint32_t next_number_ = 0;  // numbers wrap around, so that each is reused as late as possible
   uint32_t next_slot_ = 0;
   PageBuffer buffer_;
 
-  mutable std::mutex mutex_;  // of the rest
+  mutable std::mutex mutex_;  // protects open_ and counters_
   std::map<uint32_t, std::shared_ptr<RecordFile>> open_;
   Counters counters_;
 };

@@ -13,19 +13,19 @@
 
 namespace tsps {
 
-// A RecordState as it lies there.
+// A RecordState in the file.
 struct RecordMoves::StoredState {
   uint32_t number;  // written first
   uint32_t last;
-  uint32_t rows;  // each has a place of its own
-  uint32_t crc;   // of what is before
+  uint32_t rows;  // 32 bits suffice, because each row has its own place
+  uint32_t crc;   // of the fields before it
 };
 
 struct RecordMoves::Header {
   uint32_t number;
-  uint32_t declared;  // 0 or 1: any number may come round
+  uint32_t declared;  // 0 or 1; no value of `number` can mean "none", because numbers wrap around
   uint64_t n_entering, n_leaving;
-  StoredState states[2];  // of even and odd numbers
+  StoredState states[2];  // of even and of odd numbers
   uint32_t crc;           // of the declared moves, their number and counts
   uint32_t zero;
 };
@@ -36,9 +36,9 @@ std::string MovesPath(const std::string& folder) { return folder + "/records.mov
 }  // namespace
 
 uint32_t RecordMoves::Crc() const {
-  const Header& of = header();
-  const uint32_t counts = Crc32c(of.number, &of.n_entering, 2 * sizeof(uint64_t));
-  return Crc32c(counts, moves(), (of.n_entering + of.n_leaving) * sizeof(RecordMove));
+  const Header& stored = header();
+  const uint32_t counts = Crc32c(stored.number, &stored.n_entering, 2 * sizeof(uint64_t));
+  return Crc32c(counts, moves(), (stored.n_entering + stored.n_leaving) * sizeof(RecordMove));
 }
 
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Create(const std::string& folder) {
@@ -63,44 +63,44 @@ Status RecordMoves::Reserve(size_t n) {
 
 void RecordMoves::Declare(const RecordState& next, const std::vector<RecordMove>& entering,
                           const std::vector<RecordMove>& leaving) {
-  Header& made = header();
+  Header& stored = header();
   static_assert(sizeof(Header) == kMovesHeaderBytes);
   Keep(next);
   std::copy(entering.begin(), entering.end(), moves());
   std::copy(leaving.begin(), leaving.end(), moves() + entering.size());
-  made.n_entering = entering.size();
-  made.n_leaving = leaving.size();
-  made.number = next.number;
-  made.crc = Crc();
+  stored.n_entering = entering.size();
+  stored.n_leaving = leaving.size();
+  stored.number = next.number;
+  stored.crc = Crc();
   TSPS_FAULT_POINT("record_moves_written");
-  __atomic_store_n(&made.declared, 1u, __ATOMIC_RELEASE);
+  __atomic_store_n(&stored.declared, 1u, __ATOMIC_RELEASE);
   TSPS_FAULT_POINT("record_moves_declared");
 }
 
 void RecordMoves::Clear() { __atomic_store_n(&header().declared, 0u, __ATOMIC_RELEASE); }
 
 Status RecordMoves::Recover(uint32_t committed, RecordIndex& index) {
-  const Header found = header();
-  if (found.declared == 0) return {};
-  const size_t room = (file_->RefreshSize() - kMovesHeaderBytes) / sizeof(RecordMove);
-  if (found.n_entering > room || found.n_leaving > room - found.n_entering) {
-    return Damaged(file_->path(), found.n_entering, " and ", found.n_leaving,
-                   " moves are more than it has");
+  const Header stored = header();
+  if (stored.declared == 0) return {};
+  const size_t capacity = (file_->RefreshSize() - kMovesHeaderBytes) / sizeof(RecordMove);
+  if (stored.n_entering > capacity || stored.n_leaving > capacity - stored.n_entering) {
+    return Damaged(file_->path(), "its header counts ", stored.n_entering, " and ",
+                   stored.n_leaving, " moves. The file has space for ", capacity);
   }
-  if (found.crc != Crc() && !TSPS_FAULT_OFF("damage")) {
-    return Damaged(file_->path(), "the checksum of its moves");
+  if (stored.crc != Crc() && !TSPS_FAULT_OFF("damage")) {
+    return Damaged(file_->path(), "the checksum of its moves does not match");
   }
-  // Numbers go round.
-  if (found.number != committed && found.number != committed + 1) {
-    return Damaged(file_->path(), "it has moves of number ", found.number, ", and ", committed,
-                   " is committed");
+  // `committed + 1` may wrap around, as the numbers do.
+  if (stored.number != committed && stored.number != committed + 1) {
+    return Damaged(file_->path(), "it has moves with number ", stored.number,
+                   ", but the group has committed number ", committed);
   }
   if (TSPS_FAULT_OFF("moves")) return {};
-  const bool published = found.number == committed;
-  const RecordMove* begin = moves() + (published ? 0 : found.n_entering);
-  const RecordMove* end = begin + (published ? found.n_entering : found.n_leaving);
+  const bool published = stored.number == committed;
+  const RecordMove* begin = moves() + (published ? 0 : stored.n_entering);
+  const RecordMove* end = begin + (published ? stored.n_entering : stored.n_leaving);
   for (const RecordMove* move = begin; move != end; ++move) {
-    index.Remove(move->tag, move->place);  // perhaps done before
+    index.Remove(move->tag, move->place);  // the killed process may have removed it
     TSPS_FAULT_POINT("record_moves_recovered_one");
   }
   Clear();
@@ -112,30 +112,31 @@ uint32_t RecordMoves::CrcOf(const StoredState& state) {
 }
 
 void RecordMoves::Keep(const RecordState& state) {
-  StoredState made = {state.number, state.last, static_cast<uint32_t>(state.rows), 0};
-  made.crc = CrcOf(made);
-  StoredState& kept = header().states[state.number & 1];
-  // Who reads the rest of it, and finds it half written, finds another number there.
-  __atomic_store_n(&kept.number, made.number, __ATOMIC_SEQ_CST);
+  StoredState next = {state.number, state.last, static_cast<uint32_t>(state.rows), 0};
+  next.crc = CrcOf(next);
+  StoredState& stored = header().states[state.number & 1];
+  // The number changes first, so that a reader of a half-written state finds the new number.
+  __atomic_store_n(&stored.number, next.number, __ATOMIC_SEQ_CST);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  kept = made;
+  stored = next;
 }
 
 Result<bool> RecordMoves::StateOf(uint32_t committed, RecordState* state) const {
-  const StoredState& kept = header().states[committed & 1];
-  StoredState found;
-  const auto look = [&] {
-    RacyRead(&found, &kept, sizeof(found));
+  const StoredState& stored = header().states[committed & 1];
+  StoredState copy;
+  const auto read = [&] {
+    RacyRead(&copy, &stored, sizeof(copy));
     std::atomic_thread_fence(std::memory_order_seq_cst);
   };
-  look();
-  *state = {found.number, found.last, found.rows};
-  if (found.number != committed || CrcOf(found) == found.crc || TSPS_FAULT_OFF("damage")) {
-    return found.number == committed;
+  read();
+  *state = {copy.number, copy.last, copy.rows};
+  if (copy.number != committed || CrcOf(copy) == copy.crc || TSPS_FAULT_OFF("damage")) {
+    return copy.number == committed;
   }
-  look();  // another one may have come while it was read
-  if (found.number != committed) return false;
-  return Damaged(file_->path(), "the checksum of the state of moves ", committed);
+  read();  // a later state may have replaced it during the first read
+  if (copy.number != committed) return false;
+  return Damaged(file_->path(), "the checksum of the state of moves ", committed,
+                 " does not match");
 }
 
 bool RecordMoves::Unfinished(uint32_t committed, std::vector<uint32_t>* places) const {
@@ -147,22 +148,22 @@ bool RecordMoves::Unfinished(uint32_t committed, std::vector<uint32_t>* places) 
 }
 
 bool RecordMoves::Entering(uint32_t number, std::vector<RecordMove>* entering) const {
-  Header found;
-  const auto look = [&] {
+  Header copy;
+  const auto read_header = [&] {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    RacyRead(&found, &header(), sizeof(found));
+    RacyRead(&copy, &header(), sizeof(copy));
     std::atomic_thread_fence(std::memory_order_seq_cst);
   };
   entering->clear();
-  look();
-  // Moves are finished before others are declared.
-  if (found.declared == 0 || found.number != number) return true;
-  const size_t room = (file_->RefreshSize() - kMovesHeaderBytes) / sizeof(RecordMove);
-  if (found.n_entering > room) return false;
-  entering->resize(found.n_entering);
+  read_header();
+  // The writer finishes moves before it declares the next ones.
+  if (copy.declared == 0 || copy.number != number) return true;
+  const size_t capacity = (file_->RefreshSize() - kMovesHeaderBytes) / sizeof(RecordMove);
+  if (copy.n_entering > capacity) return false;
+  entering->resize(copy.n_entering);
   RacyRead(entering->data(), moves(), entering->size() * sizeof(RecordMove));
-  look();
-  return found.declared != 0 && found.number == number && found.n_entering == entering->size();
+  read_header();
+  return copy.declared != 0 && copy.number == number && copy.n_entering == entering->size();
 }
 
 }  // namespace tsps

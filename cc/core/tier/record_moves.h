@@ -1,11 +1,13 @@
-// RecordMoves: which entries of a record index a mutation of the group adds and takes away, written
-// down before it is published. Whoever opens the index after a kill is told by the group's
-// committed state whether that was published, and finishes or takes back the rest.
+// RecordMoves: the entries that a mutation of the group adds to a record index and removes from it,
+// written to shared memory before the mutation is published.
 //
-//   entering: rows that come into memory. Their records are live until the mutation is published.
-//   leaving: rows that go to the log. Their records are live from then on; before, what is in
-//   memory
-//            is looked at first.
+// After a kill, the next writer compares the number of the moves with the group's committed state.
+// The numbers show whether the mutation was published, so the writer completes the moves or takes
+// them back.
+//
+//   entering: rows that move into memory. Their records are live until the mutation is published.
+//   leaving:  rows that move to the log. Their records are live after the mutation is published.
+//             Until then readers find the rows in memory first.
 #ifndef TFSPS_CORE_TIER_RECORD_MOVES_H_
 #define TFSPS_CORE_TIER_RECORD_MOVES_H_
 
@@ -28,11 +30,11 @@ struct RecordMove {
 };
 static_assert(sizeof(RecordMove) == 16);
 
-// What a committed state has in the log.
+// The records of a committed state.
 struct RecordState {
   uint32_t number;  // of the last moves
-  uint32_t last;    // the place behind which no record is this state's; kNoRecord: there is none
-  uint64_t rows;
+  uint32_t last;    // the place of the state's last record; kNoRecord: the state has no records
+  uint64_t rows;    // the number of rows in the log
 };
 
 class RecordMoves {
@@ -41,25 +43,27 @@ class RecordMoves {
   static Result<std::unique_ptr<RecordMoves>> Open(const std::string& folder);
   Status MakeWritable() { return file_->MakeWritable(); }
 
-  // Room for so many moves.
+  // Reserves space for n moves.
   Status Reserve(size_t n);
-  // `next`: what the mutation publishes. Its number is that of the mutation among those that move
-  // rows of this table; it is in the group's state, too, and goes round. There is room.
+  // Writes the moves of a mutation, for which Reserve has succeeded. `next` is the state that the
+  // mutation publishes. Its number counts the mutations that move rows of this table, wraps around,
+  // and is also in the group's state.
   void Declare(const RecordState& next, const std::vector<RecordMove>& entering,
                const std::vector<RecordMove>& leaving);
-  // The index is as the declared moves leave it.
+  // Ends the declared moves: the index now has their result.
   void Clear();
-  // What a killed writer has left. `committed`: the number in the group's committed state.
-  // DataLoss if that cannot be.
+  // Completes or takes back the moves of a killed writer. `committed` is the number in the group's
+  // committed state. DataLoss: the moves do not fit to it.
   Status Recover(uint32_t committed, RecordIndex& index);
 
   // --- Any process. ---
-  // Of a committed state that is the last one, or the one before. False: it is older.
+  // Reads the last committed state, or the one before it. Returns false if `committed` is older.
   Result<bool> StateOf(uint32_t committed, RecordState* state) const;
-  // Places of rows that have come into memory with a committed state, the last one, and whose
-  // entries may still be in the index. False: look again.
+  // Reads the places of rows that the last committed state moved into memory, and whose entries may
+  // still be in the index. Returns false if the moves changed meanwhile; then try again.
   bool Unfinished(uint32_t committed, std::vector<uint32_t>* places) const;
-  // The declared moves into memory, if their number is that one; else none. False: look again.
+  // Reads the declared moves into memory if they have this number, else none. Returns false if the
+  // moves changed meanwhile; then try again.
   bool Entering(uint32_t number, std::vector<RecordMove>* entering) const;
 
  private:
@@ -70,7 +74,7 @@ class RecordMoves {
   void Keep(const RecordState& state);
   Header& header() const { return *reinterpret_cast<Header*>(file_->data()); }
   RecordMove* moves() const;
-  uint32_t Crc() const;  // of what is declared
+  uint32_t Crc() const;  // of the declared moves
 
   const std::unique_ptr<MappedFile> file_;
 };

@@ -44,7 +44,7 @@ std::vector<RecordRead> PlanReads(const RecordLayout& layout, const uint32_t* pl
 ReadCosts CheapestReads(const RecordLayout& layout, const uint32_t* places, size_t n,
                         size_t read_bytes, size_t max_bytes) {
   size_t costs[std::size(kGapPages)] = {};
-  // For each gap: the read that is being planned.
+  // The read that is being planned, for each gap.
   struct {
     uint32_t file = 0;
     size_t begin = 0, end = 0;
@@ -53,15 +53,16 @@ ReadCosts CheapestReads(const RecordLayout& layout, const uint32_t* places, size
     const uint32_t file = layout.file_of(places[i]);
     const Pages pages = PagesOf(layout, layout.slot_of(places[i]));
     for (size_t g = 0; g < std::size(kGapPages); ++g) {
-      auto& one = last[g];
-      if (one.end > 0 && one.file == file && pages.begin <= one.end + kGapPages[g] * kPageBytes &&
-          pages.end - one.begin <= max_bytes) {
-        const size_t end = std::max(one.end, pages.end);
-        costs[g] += end - one.end;
-        one.end = end;
+      auto& read = last[g];
+      if (read.end > 0 && read.file == file &&
+          pages.begin <= read.end + kGapPages[g] * kPageBytes &&
+          pages.end - read.begin <= max_bytes) {
+        const size_t end = std::max(read.end, pages.end);
+        costs[g] += end - read.end;
+        read.end = end;
       } else {
         costs[g] += read_bytes + pages.end - pages.begin;
-        one = {file, pages.begin, pages.end};
+        read = {file, pages.begin, pages.end};
       }
     }
   }

@@ -1,4 +1,4 @@
-// How records are read: near ones together.
+// Plans the reads of records: one read for records that lie close together.
 #ifndef TFSPS_CORE_TIER_RECORD_READS_H_
 #define TFSPS_CORE_TIER_RECORD_READS_H_
 
@@ -15,21 +15,21 @@ struct RecordRead {
   uint32_t file;
   size_t offset;
   size_t bytes;
-  size_t first, n;  // of the ascending places, those of the records in it
+  size_t first, n;  // the range of the ascending places whose records it contains
 };
 
-// What a read costs, to the disk and to whoever waits: as much as so many bytes that are read
-// along.
+// Limits of a plan.
 struct ReadCosts {
-  size_t gap_bytes;  // pages that nobody wants are read along up to this many between two records
-  size_t max_bytes;  // of a read, at least those of one record
+  size_t gap_bytes;  // the largest gap between two records of one read
+  size_t max_bytes;  // the largest read, at least the pages of one record
 };
 
-// `places` ascend.
+// Plans the reads of n places, which must ascend.
 std::vector<RecordRead> PlanReads(const RecordLayout& layout, const uint32_t* places, size_t n,
                                   const ReadCosts& costs);
 
-// The gap at which a plan is cheapest, where a read costs as much as `read_bytes`: 0 to 16 pages.
+// Returns the gap that makes a plan cheapest, 0 to 16 pages. The overhead of one read costs as much
+// as reading `read_bytes`.
 ReadCosts CheapestReads(const RecordLayout& layout, const uint32_t* places, size_t n,
                         size_t read_bytes, size_t max_bytes);
 

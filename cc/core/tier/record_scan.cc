@@ -26,7 +26,7 @@ Result<std::unique_ptr<RecordScan>> RecordScan::Begin(RecordStore& store, uint32
   return scan;
 }
 
-// Files' numbers go round.
+// Numbers of files wrap around, so the distance to the last place decides.
 bool RecordScan::OfState(uint32_t place) const {
   if (state_.last == kNoRecord) return false;
   const uint64_t places = store_.log_->layout().max_places();
@@ -51,8 +51,8 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
   const RecordLayout& layout = log.layout();
   if (file_ == files_.size()) {
     if (visited_ == state_.rows) return false;
-    return RemovedFolderOr(log.folder(), Damaged(log.folder(), visited_, " of its ", state_.rows,
-                                                 " rows can be read"));
+    return RemovedFolderOr(log.folder(), Damaged(log.folder(), "only ", visited_, " of its ",
+                                                 state_.rows, " rows can be read"));
   }
   const size_t left = layout.records_per_file - slot_;
   const auto n =
@@ -65,12 +65,12 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
       });
   if (records.status().code() == Code::kNotFound) {
     TSPS_RETURN_IF_ERROR(refresh_());
-    ++file_;  // it was being removed when the scan began, and had no row of the state
+    ++file_;  // the writer was removing the file when the scan began: it had no row of the state
     slot_ = 0;
     return true;
   }
   TSPS_RETURN_IF_ERROR(records.status());
-  // First the index, and then what has left it.
+  // Reads the index before the removals, so that no entry that is removed meanwhile is missed.
   std::vector<char> in_index(rows.size());
   std::vector<uint32_t> places;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -96,28 +96,28 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
 
 Status RecordScan::Find(const int64_t* keys, size_t n, const RecordStore::Visit& visit) {
   const RecordIndex& index = *store_.index_;
-  std::vector<uint32_t> places;  // that may have a row of the key
-  std::vector<size_t> wanted;    // for which key
+  std::vector<uint32_t> places;  // places that may have the row of a wanted key
+  std::vector<size_t> wanted;    // the position of that key in `keys`
   const auto add = [&](size_t i, uint32_t place) {
     if (!OfState(place) || entered_.count(place) != 0) return;
     places.push_back(place);
     wanted.push_back(i);
   };
-  std::vector<uint32_t> found;
+  std::vector<uint32_t> candidates;
   for (size_t i = 0; i < n; ++i) {
-    if (!index.Find(TagOf(keys[i], index.seed()), &found)) {
+    if (!index.Find(TagOf(keys[i], index.seed()), &candidates)) {
       return Error(Code::kUnavailable, "the index of the records in ", store_.log_->folder(),
                    " is damaged, or grows too fast to be read");
     }
-    for (const uint32_t place : found) add(i, place);
+    for (const uint32_t place : candidates) add(i, place);
   }
   TSPS_RETURN_IF_ERROR(refresh_());
   if (!left_.empty()) {
     const std::unordered_set<uint32_t> known(places.begin(), places.end());
     for (size_t i = 0; i < n; ++i) {
       const auto range = left_by_tag_.equal_range(TagOf(keys[i], index.seed()));
-      for (auto one = range.first; one != range.second; ++one) {
-        if (known.count(one->second) == 0) add(i, one->second);
+      for (auto removed = range.first; removed != range.second; ++removed) {
+        if (known.count(removed->second) == 0) add(i, removed->second);
       }
     }
   }

@@ -1,9 +1,10 @@
-// RecordScan: the rows that one committed state has in a record store, for as long as it takes,
-// beside the writer.
+// RecordScan: reads all rows that one committed state has in a record store, while the writer
+// continues.
 //
-// Which records those are follows from their places and the index. A record behind the state's last
-// one is a later state's. Of the others those are the state's whose entries are in the index, or
-// have been taken away since: the writer tells a scan which (Left), and keeps the files meanwhile.
+// Places and index identify the state's records. A record after the state's last place belongs to a
+// later state. An earlier record belongs to the state if its entry is in the index, or was removed
+// since the state was committed. The writer reports these removals to the scan (Left), and removes
+// no files while a scan runs.
 #ifndef TFSPS_CORE_TIER_RECORD_SCAN_H_
 #define TFSPS_CORE_TIER_RECORD_SCAN_H_
 
@@ -20,25 +21,27 @@
 
 namespace tsps {
 
-// Not thread-safe. The store must stay.
+// Not thread-safe. The store must outlive the scan.
 class RecordScan {
  public:
-  // Of the last committed state, of which `committed` is the number of its moves; null: there is a
-  // newer one. `refresh` calls Left with what the writer has told so far.
+  // Begins a scan of the last committed state, whose moves have the number `committed`. Null: a
+  // newer state was committed. `refresh` must call Left with all removals that the writer has
+  // reported so far.
   static Result<std::unique_ptr<RecordScan>> Begin(RecordStore& store, uint32_t committed,
                                                    std::function<Status()> refresh);
 
-  // Rows that the state has here.
+  // Returns the number of rows that the state has in the store.
   uint64_t rows() const { return state_.rows; }
+  // Takes note of entries that the writer removed from the index.
   void Left(const RecordMove* moves, size_t n);
-  // The same of moves that are declared, and have this number, if there are any.
+  // Takes note of the declared moves with this number, if there are any.
   void LeftDeclared(uint32_t number);
 
-  // The next rows in the order of the log, from where the last call ended: calls
-  // visit(key, payload). False: there are no more. DataLoss, if some are missing then.
+  // Calls visit(key, payload) for the next rows in the order of the log. Returns false after the
+  // last row. DataLoss: rows are missing at the end.
   using VisitRow = std::function<void(int64_t key, const char* payload)>;
   Result<bool> Next(const VisitRow& visit);
-  // Calls visit(i, payload), on many threads, for those of the keys that have a row here.
+  // Calls visit(i, payload), on many threads, for each key that has a row in the store.
   Status Find(const int64_t* keys, size_t n, const RecordStore::Visit& visit);
 
  private:
@@ -58,7 +61,7 @@ class RecordScan {
   std::unordered_multimap<uint64_t, uint32_t> left_by_tag_;
   std::unordered_set<uint32_t> left_;
   std::vector<uint32_t> files_;
-  size_t file_ = 0;  // the next one, among them
+  size_t file_ = 0;  // the position of the next file in files_
   uint32_t slot_ = 0;
   uint64_t visited_ = 0;
 };

@@ -10,9 +10,9 @@
 namespace tsps {
 namespace {
 
-// How often a reader looks again where a record is that is not where it was.
+// The number of times that a read may find a record moved.
 constexpr int kAttempts = 5;
-// Entries of the index that are asked for ahead of the one that is looked at.
+// The distance of prefetches in the index.
 constexpr size_t kAhead = 8;
 
 }  // namespace
@@ -23,7 +23,9 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shar
                                                          const Memory& memory, IoThreads& threads) {
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
   if (!log->Files().empty()) {
-    return Error(Code::kAlreadyExists, disk, " has files of records already");
+    return Error(Code::kAlreadyExists, disk,
+                 " contains files of records already. They were not changed. Give the table an "
+                 "empty storage folder, or remove these files");
   }
   TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Create(shared, log->layout(), memory.cache_bytes));
   log->UseCache(std::move(cache));
@@ -59,8 +61,8 @@ Status RecordStore::MakeWritable(uint32_t committed) {
   RecordState state;
   TSPS_ASSIGN_OR_RETURN(const bool known, moves_->StateOf(committed, &state));
   if (!known || state.rows != rows()) {
-    return Damaged(shared_ + "/records.moves", "it does not know the state of moves ", committed,
-                   ", with ", rows(), " rows");
+    return Damaged(shared_ + "/records.moves", "it has no state with number ", committed, " and ",
+                   rows(), " rows, which the index has");
   }
   last_ = state.last;
   return {};
@@ -76,14 +78,17 @@ Status RecordStore::CountLive() {
   const std::vector<uint32_t> files = log_->Files();
   for (uint32_t file = 0; file < live_.size(); ++file) {
     if (live_[file] > 0 && !std::binary_search(files.begin(), files.end(), file)) {
-      return Error(Code::kDataLoss, RecordFile::PathOf(log_->folder(), file),
-                   " is gone, which has ", live_[file], " rows of the table");
+      return Error(Code::kDataLoss, RecordFile::PathOf(log_->folder(), file), " was deleted, and ",
+                   live_[file],
+                   " rows of the table with it. The table cannot be opened. Remove the job's "
+                   "folder in shared memory (/dev/shm or TFSPS_DIR), and start from the newest "
+                   "checkpoint");
     }
   }
   if (!files.empty() && live_.size() <= files.back()) live_.resize(files.back() + 1);
   emptied_.clear();
   for (const uint32_t file : files) {
-    if (live_[file] == 0) emptied_.push_back(file);  // a scan may need it
+    if (live_[file] == 0) emptied_.push_back(file);  // not removed yet: a scan may need the file
   }
   return {};
 }
@@ -116,22 +121,22 @@ std::vector<MappedFile*> RecordStore::LargeFiles() const {
 // --- Reading. ---
 
 Status RecordStore::FindCandidates(const int64_t* keys, std::vector<Wanted>* wanted) const {
-  std::vector<uint32_t> found;
+  std::vector<uint32_t> candidates;
   size_t kept = 0;
   for (size_t w = 0; w < wanted->size(); ++w) {
     if (w + kAhead < wanted->size()) {
       index_->Prefetch(TagOf(keys[(*wanted)[w + kAhead].i], index_->seed()));
     }
-    Wanted one = (*wanted)[w];
-    const uint64_t tag = TagOf(keys[one.i], index_->seed());
-    if (!index_->Find(tag, &found)) {
+    Wanted key = (*wanted)[w];
+    const uint64_t tag = TagOf(keys[key.i], index_->seed());
+    if (!index_->Find(tag, &candidates)) {
       return Error(Code::kDataLoss, shared_,
                    ": the index of records is damaged, or grows too fast "
                    "to be read");
     }
-    if (one.candidate >= found.size()) continue;
-    one.place = found[one.candidate];
-    (*wanted)[kept++] = one;
+    if (key.candidate >= candidates.size()) continue;
+    key.place = candidates[key.candidate];
+    (*wanted)[kept++] = key;
   }
   wanted->resize(kept);
   return {};
@@ -141,18 +146,18 @@ Status RecordStore::ReadCandidates(const int64_t* keys, bool urgent, std::vector
                                    uint32_t* places, const Visit& visit) {
   std::vector<uint32_t> at(wanted->size());
   for (size_t w = 0; w < at.size(); ++w) at[w] = (*wanted)[w].place;
-  std::vector<char> others(at.size());  // not bits: threads write side by side
+  std::vector<char> mismatched(at.size());  // not std::vector<bool>: threads write neighbors
   TSPS_RETURN_IF_ERROR(
       log_->Read(at.data(), at.size(), urgent, [&](size_t w, int64_t key, const char* payload) {
         const size_t i = (*wanted)[w].i;
-        others[w] = key != keys[i];
-        if (others[w]) return;
+        mismatched[w] = key != keys[i];
+        if (mismatched[w]) return;
         places[i] = at[w];
         visit(i, payload);
       }));
   size_t kept = 0;
   for (size_t w = 0; w < at.size(); ++w) {
-    if (!others[w]) continue;
+    if (!mismatched[w]) continue;
     (*wanted)[kept] = (*wanted)[w];
     ++(*wanted)[kept++].candidate;
   }
@@ -175,10 +180,10 @@ Status RecordStore::ReadAgain(const int64_t* keys, size_t n, bool urgent, uint32
     if (places[i] != kNoRecord) wanted.push_back({i, 0, places[i]});
   }
   const std::vector<Wanted> all = wanted;
-  for (const Wanted& one : all) places[one.i] = kNoRecord;
+  for (const Wanted& key : all) places[key.i] = kNoRecord;
   const Status read = ReadCandidates(keys, urgent, &wanted, places, visit);
   if (!read.ok()) wanted = all;
-  for (Wanted& one : wanted) one.candidate = 0;
+  for (Wanted& key : wanted) key.candidate = 0;
   return ReadWanted(keys, urgent, std::move(wanted), places, visit);
 }
 
@@ -189,7 +194,7 @@ Status RecordStore::ReadWanted(const int64_t* keys, bool urgent, std::vector<Wan
     TSPS_RETURN_IF_ERROR(FindCandidates(keys, &wanted));
     const Status read = ReadCandidates(keys, urgent, &wanted, places, visit);
     if (read.ok()) continue;
-    // Compaction may have copied a record, and removed its file.
+    // Compaction may have copied a record and removed its file.
     if (++attempts == kAttempts) return read;
     std::vector<Wanted> again = wanted;
     TSPS_RETURN_IF_ERROR(FindCandidates(keys, &again));
@@ -200,20 +205,22 @@ Status RecordStore::ReadWanted(const int64_t* keys, bool urgent, std::vector<Wan
     if (moved) continue;
     if (read.code() != Code::kNotFound) return read;
     return RemovedFolderOr(log_->folder(),
-                           Error(Code::kDataLoss, read.message(), "; the table has rows in it"));
+                           Error(Code::kDataLoss, read.message(),
+                                 ". The file contained rows of the table, which are lost. Start "
+                                 "from the newest checkpoint"));
   }
   return {};
 }
 
 Status RecordStore::Stage(const int64_t* keys, size_t n) {
-  constexpr size_t kAtOnce = size_t{1} << 16;  // what a read plans takes some 100 bytes each
-  std::vector<uint32_t> places, found;
+  constexpr size_t kAtOnce = size_t{1} << 16;  // the plan of a read takes about 100 bytes per place
+  std::vector<uint32_t> places, candidates;
   places.reserve(n);
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) index_->Prefetch(TagOf(keys[i + kAhead], index_->seed()));
-    // Whoever needs the row learns what is wrong.
-    if (!index_->Find(TagOf(keys[i], index_->seed()), &found)) continue;
-    places.insert(places.end(), found.begin(), found.end());
+    // A lookup of the row reports the error.
+    if (!index_->Find(TagOf(keys[i], index_->seed()), &candidates)) continue;
+    places.insert(places.end(), candidates.begin(), candidates.end());
   }
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
@@ -229,12 +236,14 @@ Status RecordStore::Stage(const int64_t* keys, size_t n) {
 
 // --- Moves. ---
 
-// Where the record of a key is that was at `place`: compaction may have copied it since.
 Result<uint32_t> RecordStore::PlaceNow(int64_t key, uint64_t tag, uint32_t place) {
   if (index_->Has(tag, place)) return place;
   uint32_t now = kNoRecord;
   TSPS_RETURN_IF_ERROR(Read(&key, 1, true, &now, [](size_t, const char*) {}));
-  if (now == kNoRecord) return Error(Code::kInternal, "key ", key, " has no record any more");
+  if (now == kNoRecord) {
+    return Error(Code::kInternal, "the record of key ", key, " in ", log_->folder(),
+                 " disappeared during a step");
+  }
   return now;
 }
 
@@ -254,7 +263,7 @@ void RecordStore::ChooseCopies() {
   }
 }
 
-// The rows that go, and then compaction's copies.
+// Appends the rows that leave memory, and then compaction's copies.
 Status RecordStore::Append(size_t n, const RecordLog::Fill& fill) {
   const size_t all = n + copies_.size();
   std::vector<uint64_t> tags(all);
@@ -279,7 +288,7 @@ Status RecordStore::Append(size_t n, const RecordLog::Fill& fill) {
   for (const uint32_t place : places) {
     live_.resize(std::max<size_t>(live_.size(), log_->layout().file_of(place) + 1));
   }
-  emptied_.reserve(emptied_.size() + live_.size());  // each becomes empty once, at most
+  emptied_.reserve(emptied_.size() + live_.size());  // each file becomes empty at most once
   return index_->Reserve(tags.data(), all);
 }
 
@@ -311,7 +320,8 @@ void RecordStore::Declare() {
   }
 }
 
-// Copies of records that are at other places now, and of rows that are in memory now.
+// Updates the cache: removes the records of rows that entered memory, and moves those that
+// compaction copied.
 void RecordStore::MoveCached() {
   RecordCache* const cache = log_->cache();
   if (cache == nullptr) return;
@@ -350,7 +360,7 @@ void RecordStore::RemoveEmptied() {
   for (const uint32_t file : emptied_) {
     const bool empty = live_[file] == 0 && file != log_->current_file();
     if (live_[file] > 0) continue;
-    // An error leaves the file to be removed later.
+    // After an error, the next call tries to remove the file again.
     if (!empty || compaction_.IsReading(file) || !log_->RemoveFile(file).ok()) {
       emptied_[kept++] = file;
       continue;

@@ -1,19 +1,22 @@
-// RecordStore: a table's first tier, the rows that are not in memory. A log of records, the index
-// that says which of them are live, and the moves of a mutation between the two tiers.
+// RecordStore: the rows of a table that are on disk. It consists of a log of records, an index of
+// the live records, and the moves of a mutation between memory and disk.
 //
-// A row is in memory, or here. What is in memory is looked at first, so that a record that has
-// entered memory, or is about to leave it, does no harm while it is in the index, too. The order of
-// a mutation is therefore:
+// A row is in memory or in the store. Readers look in memory first, so an index entry of a row that
+// has just entered memory, or is about to leave it, does no harm. A mutation has this order:
 //
-//   Leave      append the rows that go; room in index and moves. All that can fail
+//   Leave      appends the rows that leave memory, and reserves space in index and moves. Only this
+//              part can fail
 //   ...        the group begins its mutation
-//   Declare    write the moves down; index entries of the rows that go
-//   ...        the group publishes its mutation, whose state has the moves' number; or undoes it
-//   Finish     take away the entries of the rows that came; or of those that did not go
+//   Declare    writes the moves, and the index entries of the rows that leave memory
+//   ...        the group publishes its mutation, whose state has the number of the moves; or it
+//              undoes the mutation
+//   Finish     removes the entries of rows that entered memory; or, after an undo, of those that
+//              were to leave
 //
-// Records that compaction copies move in the same way, from log to log. A kill at any instruction
-// leaves what the next MakeWritable finishes or takes back. So what a committed state has is known
-// by its number: RecordScan (record_scan.h) reads it for as long as it takes.
+// Records that compaction copies move in the same way, from file to file. After a kill at any
+// instruction, the next MakeWritable completes the moves or takes them back. The number of a
+// committed state therefore identifies its records, and RecordScan (record_scan.h) can read them
+// while later states are committed.
 //
 // Any process reads; one thread of the writer's process moves rows.
 #ifndef TFSPS_CORE_TIER_RECORD_STORE_H_
@@ -39,97 +42,101 @@ namespace tsps {
 class RecordStore {
  public:
   struct Memory {
-    size_t cache_bytes = 0;  // for records that were read (record_cache.h)
-    size_t rows = 0;         // that the table has room for (announced_rows.h)
+    size_t cache_bytes = 0;  // for copies of records that were read (record_cache.h)
+    size_t rows = 0;         // the table's capacity in memory (announced_rows.h)
   };
-  // `shared`: the table's folder in shared memory; `disk`: the log's. Both are there, and empty of
-  // its files.
+  // Creates an empty store. `shared` is the table's folder in shared memory, `disk` the folder of
+  // the log. Both must exist, and contain no files of a store.
   static Result<std::unique_ptr<RecordStore>> Create(const std::string& shared,
                                                      const std::string& disk, RecordLayout layout,
                                                      uint64_t seed, const Memory& memory,
                                                      IoThreads& threads);
-  // To read. DataLoss, naming the file, for what is another table's or damaged.
+  // Opens a store to read. DataLoss, naming the file: it is damaged or belongs to another table.
   static Result<std::unique_ptr<RecordStore>> Open(const std::string& shared,
                                                    const std::string& disk, RecordLayout layout,
                                                    uint64_t seed, const Memory& memory,
                                                    IoThreads& threads);
-  // To write, too, alone. `committed`: the number of the last moves in the group's committed state.
+  // Makes this process the only writer. `committed` is the number of the last moves in the group's
+  // committed state.
   Status MakeWritable(uint32_t committed);
 
-  // Where keys have records. Of `places` there is one per key, kNoRecord without a record.
-  // visit(i, payload) is called on many threads, for the keys that have one.
+  // Reads the records of keys. Calls visit(i, payload), on many threads, for each key that has one,
+  // and stores its place in places[i]; kNoRecord for a key without a record.
   using Visit = std::function<void(size_t i, const char* payload)>;
   Status Read(const int64_t* keys, size_t n, bool urgent, uint32_t* places, const Visit& visit);
-  // The same where a Read has told the places of these keys, in the committed state that still is
-  // the last one: the index is looked at for those only that compaction has moved since.
+  // Does the same after a Read of these keys that filled `places`, if the committed state is still
+  // the same. Searches the index only for records that compaction has moved since.
   Status ReadAgain(const int64_t* keys, size_t n, bool urgent, uint32_t* places,
                    const Visit& visit);
-  // Reads records of keys into the cache, for whoever needs them next; perhaps some of other keys.
+  // Reads the records of keys, and perhaps a few others, into the cache.
   Status Stage(const int64_t* keys, size_t n);
   AnnouncedRows& announced() const { return *announced_; }
-  // How many rows a committed state has here. False: it is not the last one any more.
+  // Reads how many rows the last committed state has in the store. Returns false if `committed` is
+  // not the last state any more.
   Result<bool> RowsOf(uint32_t committed, uint64_t* rows) const;
 
   // --- Writer only. ---
-  // Of a mutation: rows that come, of which Read has told the places, and n rows that go, of which
-  // fill tells payload and key. ResourceExhausted and others: nothing has changed.
+  // The first part of a mutation. `entering` are the rows that move into memory, with places from
+  // Read. n rows leave memory; `fill` writes their payloads and returns their keys. After an error
+  // nothing has changed.
   struct Entering {
     const int64_t* keys;
     const uint32_t* places;
     size_t n;
   };
   Status Leave(const Entering& entering, size_t n, const RecordLog::Fill& fill);
-  // The moves of a Leave that went well, those of compaction included.
+  // Returns the entries that a successful Leave will remove, including those of compaction.
   const std::vector<RecordMove>& entering() const { return entering_; }
-  // After a Leave that went well: perhaps Declare, and Finish in any case. Neither asks for memory.
+  // After a successful Leave the caller may call Declare, and must call Finish. Neither allocates.
   void Declare();
   void Finish(bool published);
-  // Removes files that have no live records. Not while a scan is under way, which may need them.
+  // Removes files without live records. Not allowed during a scan, which may need them.
   void RemoveEmptied();
-  // Begins to read what the next Leave copies, if the log has become long enough for that to pay.
+  // Starts to read the records that the next Leave copies, if the log is long enough for compaction
+  // to pay.
   void CompactAhead(size_t bytes) { compaction_.ReadAhead(bytes, live_); }
-  // Waits for it.
+  // Waits until that read has ended.
   void AwaitCompaction() { compaction_.Await(); }
 
-  // Number of the next moves: in the state that their mutation publishes.
+  // Returns the number of the next moves, which the state of their mutation publishes.
   uint32_t next_number() const { return committed_ + 1; }
   uint64_t rows() const { return index_->live(); }
-  // Bytes of the log's files.
+  // Returns the bytes of the log's files.
   uint64_t log_bytes() const { return log_->bytes(); }
   size_t record_bytes() const { return log_->layout().record_bytes; }
-  // What of it is large, in memory that all processes share.
+  // Returns the large ones of the store's files in shared memory.
   std::vector<MappedFile*> LargeFiles() const;
-  // Of memory that all processes share.
+  // Returns the bytes of the store's shared memory.
   size_t memory_bytes() const {
     return index_->bytes() + log_->cache_bytes() + announced_->bytes();
   }
-  size_t cached_records() const { return log_->cached_records(); }  // at most
+  size_t cached_records() const { return log_->cached_records(); }  // the capacity of the cache
   RecordLog::Counters counters() const { return log_->counters(); }
-  const std::string& disk() const { return log_->folder(); }
 
  private:
   friend class RecordScan;
   RecordStore(std::unique_ptr<RecordLog> log, std::unique_ptr<RecordIndex> index)
       : log_(std::move(log)), index_(std::move(index)), compaction_(*log_, *index_) {}
-  // A key of which a record is looked for: candidate number `candidate` of those its tag has.
+  // A key whose record is not found yet. `candidate` counts the places of its tag that were tried.
   struct Wanted {
     size_t i;
     size_t candidate = 0;
     uint32_t place = kNoRecord;
   };
-  // Until none is left.
+  // Reads the records of all wanted keys.
   Status ReadWanted(const int64_t* keys, bool urgent, std::vector<Wanted> wanted, uint32_t* places,
                     const Visit& visit);
-  // Leaves out those that have no such candidate.
+  // Finds the place of each key's candidate. Removes keys without further candidates.
   Status FindCandidates(const int64_t* keys, std::vector<Wanted>* wanted) const;
-  // Reads them; those whose record is of another key are left, to be looked for further.
+  // Reads the candidates. Keeps in `wanted` the keys whose candidate is the record of another key.
   Status ReadCandidates(const int64_t* keys, bool urgent, std::vector<Wanted>* wanted,
                         uint32_t* places, const Visit& visit);
+  // Returns where a key's record is that was at `place`: compaction may have copied it since.
   Result<uint32_t> PlaceNow(int64_t key, uint64_t tag, uint32_t place);
   Status CountLive();
   void Enter(uint64_t tag, uint32_t place);
   void Drop(uint64_t tag, uint32_t place);
-  // Of compaction's slice, the records that are live and stay.
+  // Chooses the records of compaction's slice that are live and stay on disk.
   void ChooseCopies();
   void MoveCached();
   Status Append(size_t n, const RecordLog::Fill& fill);
@@ -142,12 +149,12 @@ class RecordStore {
 
   // --- Writer. ---
   uint32_t committed_ = 0;
-  uint32_t last_ = kNoRecord;  // RecordState
+  uint32_t last_ = kNoRecord;  // RecordState::last
   std::vector<RecordMove> entering_, leaving_;
   std::vector<const Compaction::Slice::Copy*> copies_;
-  const Compaction::Slice* slice_ = nullptr;  // of which these are
-  std::vector<uint32_t> live_;                // records of each file
-  std::vector<uint32_t> emptied_;             // files to be removed, unless they are filled again
+  const Compaction::Slice* slice_ = nullptr;  // the slice of copies_
+  std::vector<uint32_t> live_;                // the number of live records of each file
+  std::vector<uint32_t> emptied_;             // files to remove, unless they get live records again
   Compaction compaction_;
 };
 

@@ -1,3 +1,4 @@
+// The error for records that cannot be read because their folder was removed.
 #ifndef TFSPS_CORE_TIER_REMOVED_FOLDER_H_
 #define TFSPS_CORE_TIER_REMOVED_FOLDER_H_
 
@@ -7,8 +8,8 @@
 
 namespace tsps {
 
-// What to say where records cannot be read: NotFound, with the remedy, if the folder of a log was
-// removed beside those who use it, else `otherwise`.
+// Returns NotFound, with the remedy, if the folder of a log was removed while it is in use; else
+// returns `otherwise`. Call it when records cannot be read.
 Status RemovedFolderOr(const std::string& folder, Status otherwise);
 
 }  // namespace tsps

@@ -1,9 +1,9 @@
-// UseCounts: how often rows in memory were used, old uses counting less and less (least frequently
-// used, with decay). Says which rows leave memory when others need their places.
+// UseCounts: how often each row in memory was used. Old uses count less and less (least frequently
+// used, with decay). The counts decide which rows leave memory when others need their space.
 //
-// 4 bytes per row, in the private memory of who chooses. A row that leaves is forgotten: measured
-// on Zipf-distributed keys (20 million rows, a quarter in memory) histories of absent rows gain
-// nothing over looking a pass ahead.
+// The counts take 4 bytes per row in the private memory of the writer. The count of a row that
+// leaves is dropped: on Zipf-distributed keys (20 million rows, a quarter of them in memory),
+// counts of absent rows gained nothing over announcing the rows of a pass ahead.
 #ifndef TFSPS_CORE_TIER_USE_COUNTS_H_
 #define TFSPS_CORE_TIER_USE_COUNTS_H_
 
@@ -16,29 +16,30 @@ namespace tsps {
 
 class UseCounts {
  public:
-  // Row numbers are below this from now on; new rows have not been used.
+  // Sets the number of rows. Added rows have the count 0.
   void Resize(size_t rows) { counts_.resize(rows, 0.0f); }
   size_t rows() const { return counts_.size(); }
   size_t bytes() const { return counts_.capacity() * sizeof(float); }
 
-  // A use of each of the rows.
+  // Counts one use of each row.
   void Count(const uint32_t* rows, size_t n);
   void Forget(uint32_t row) { counts_[row] = 0.0f; }
   void Prefetch(uint32_t row) const { __builtin_prefetch(&counts_[row]); }
-  // In uses of now.
+  // Returns a row's count, in units of a use that is counted now.
   float Of(uint32_t row) const { return counts_[row] / weight_; }
-  // From here on what was counted counts `factor` of what it did; in (0, 1].
+  // Multiplies all counts by `factor`, which is in (0, 1].
   void Decay(float factor);
 
-  // Appends to `rows` the n rows with the lowest counts, of those that may go: all of them, if they
-  // are fewer. Of rows whose counts differ by less than one in 128 any may be taken. Looks at all
-  // rows, twice.
+  // Appends to `rows` the n rows with the lowest counts for which may_go(row) is true, or all such
+  // rows if they are fewer. The choice between counts that differ by less than 1 in 128 is
+  // arbitrary. Visits all rows twice.
   template <typename MayGo>
   void Lowest(size_t n, const MayGo& may_go, std::vector<uint32_t>* rows) const;
 
  private:
   static constexpr size_t kClasses = size_t{1} << 16;
-  // Of counts, which are no less than 0: the leading half of their bits ascends with them.
+  // Returns the leading half of a count's bits, which ascends with the count, because counts are
+  // not negative.
   static size_t ClassOf(float count) {
     uint32_t bits;
     std::memcpy(&bits, &count, sizeof(bits));
@@ -46,7 +47,7 @@ class UseCounts {
   }
 
   std::vector<float> counts_;
-  float weight_ = 1.0f;  // of a use of now, in place of making all others less
+  float weight_ = 1.0f;  // of a use that is counted now: it grows, instead of all counts shrinking
 };
 
 template <typename MayGo>
@@ -56,13 +57,13 @@ void UseCounts::Lowest(size_t n, const MayGo& may_go, std::vector<uint32_t>* row
   for (uint32_t row = 0; row < counts_.size(); ++row) {
     if (may_go(row)) ++in_class[ClassOf(counts_[row])];
   }
-  // Whole classes from below, and a part of the next one.
+  // All rows of the lowest classes leave, and some of the next class.
   size_t last = 0, left = n;
   while (last < kClasses - 1 && in_class[last] <= left) left -= in_class[last++];
   for (uint32_t row = 0; row < counts_.size(); ++row) {
-    const size_t its = ClassOf(counts_[row]);
-    if (its > last || (its == last && left == 0) || !may_go(row)) continue;
-    left -= its == last;
+    const size_t row_class = ClassOf(counts_[row]);
+    if (row_class > last || (row_class == last && left == 0) || !may_go(row)) continue;
+    left -= row_class == last;
     rows->push_back(row);
   }
 }

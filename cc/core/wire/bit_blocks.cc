@@ -11,7 +11,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are stored as th
 inline size_t BlocksOf(size_t n) { return n / kBitBlock + (n % kBitBlock != 0); }
 inline size_t BytesOf(size_t n, int width) { return (n * static_cast<size_t>(width) + 7) / 8; }
 
-// The words of a block. The last number touches the word after its own, in which it has no bits.
+// The words of a block. Writing the last number also touches the word after its own.
 constexpr size_t kWords = kBitBlock + 1;
 
 }  // namespace
@@ -53,8 +53,8 @@ Result<size_t> BitBlocksBytes(const uint8_t* code, size_t available, size_t n, i
     bytes += BytesOf(std::min(kBitBlock, n - b * kBitBlock), code[b]);
   }
   if (bytes > available) {
-    return Error(Code::kDataLoss, "the ", n, " numbers take ", bytes, " bytes, more than the ",
-                 available, " there are");
+    return Error(Code::kDataLoss, "the ", n, " numbers take ", bytes, " bytes, but only ",
+                 available, " are left");
   }
   return bytes;
 }
@@ -67,8 +67,8 @@ size_t BitBlockReader::Next(uint64_t* numbers) {
   if (size == 0) return 0;
   const int width = *width_;
   const size_t bytes = BytesOf(size, width);
-  // Through a copy, because whole words would reach beyond the block's, and perhaps the buffer's,
-  // end.
+  // Reads from a copy, because whole words reach beyond the end of the block, and perhaps of the
+  // buffer.
   uint64_t words[kWords + 1];
   words[bytes / 8] = words[bytes / 8 + 1] = 0;
   std::memcpy(words, block_, bytes);

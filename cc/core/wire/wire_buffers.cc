@@ -5,11 +5,11 @@
 namespace tsps {
 namespace {
 
-// With some room, so that rounds of about the same size need no other memory.
+// Allocates 1/16 more than n, so that rounds of about the same size reuse the memory.
 template <typename T>
 void Resize(std::vector<T>& values, size_t n) {
   if (n > values.capacity()) {
-    values = std::vector<T>();  // nothing of it need be copied
+    values = std::vector<T>();  // avoids a copy of the old values
     values.reserve(n + n / 16);
   }
   values.resize(n);
@@ -52,18 +52,18 @@ Status WireBuffers::UnpackTable(const std::vector<WireReader>& readers, size_t t
                    " floats for table ", table, ", sender 0 of ", sets.dim);
     }
     const size_t n = reader.n(table);
-    Unpacked& one = held_[table][s];
-    Resize(one.keys, n);
-    Resize(one.counts, n);
-    TSPS_RETURN_IF_ERROR(reader.Keys(table, one.keys.data()));
-    TSPS_RETURN_IF_ERROR(reader.Counts(table, one.counts.data()));
+    Unpacked& unpacked = held_[table][s];
+    Resize(unpacked.keys, n);
+    Resize(unpacked.counts, n);
+    TSPS_RETURN_IF_ERROR(reader.Keys(table, unpacked.keys.data()));
+    TSPS_RETURN_IF_ERROR(reader.Counts(table, unpacked.counts.data()));
     const float* rows = reader.RowsInPlace(table);
     if (rows == nullptr) {
-      Resize(one.rows, n * sets.dim);
-      reader.Rows(table, one.rows.data(), executor);
-      rows = one.rows.data();
+      Resize(unpacked.rows, n * sets.dim);
+      reader.Rows(table, unpacked.rows.data(), executor);
+      rows = unpacked.rows.data();
     }
-    sets.sets.push_back({one.keys.data(), one.counts.data(), rows, n});
+    sets.sets.push_back({unpacked.keys.data(), unpacked.counts.data(), rows, n});
   }
   return Status();
 }

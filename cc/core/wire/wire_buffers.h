@@ -1,4 +1,5 @@
-// WireBuffers: what several senders have packed (wire.h), as an allgather delivers it.
+// WireBuffers: unpacks the buffers of several senders (wire.h), which an allgather or an all-to-all
+// delivers one after another.
 #ifndef TFSPS_CORE_WIRE_WIRE_BUFFERS_H_
 #define TFSPS_CORE_WIRE_WIRE_BUFFERS_H_
 
@@ -16,17 +17,18 @@ namespace tsps {
 class WireBuffers {
  public:
   WireBuffers() = default;
-  WireBuffers(const WireBuffers&) = delete;  // tables() points into this
+  WireBuffers(const WireBuffers&) = delete;  // tables() points into the object
   WireBuffers& operator=(const WireBuffers&) = delete;
 
-  // `data`: buffers one after another, each of PaddedBytes, with `splits` as they were sent; must
-  // outlive what tables() says of them. May be called again: the memory of the last call is used
-  // then, because in many rounds malloc would leave holes of that size. DataLoss: see WireReader.
-  // InvalidArgument: a sender has other tables than `n_tables`, or than sender 0.
+  // Unpacks the buffers in `data`, each padded by PaddedBytes with the same `splits`. `data` must
+  // outlive the use of tables(). A later call reuses the memory of the last one, because over many
+  // rounds malloc would leave holes of that size. DataLoss: see WireReader. InvalidArgument: a
+  // sender has not `n_tables` tables, or another width of a table than sender 0.
   Status Unpack(const uint8_t* data, size_t size, size_t n_tables, size_t splits,
                 Executor& executor);
 
-  // Of the last call, if it succeeded: [table], a set for each sender, in their order.
+  // Returns the result of the last call, if it succeeded: for each table, one set per sender, in
+  // the order of the senders.
   const std::vector<TableSets>& tables() const { return tables_; }
 
  private:
@@ -34,7 +36,7 @@ class WireBuffers {
   struct Unpacked {
     std::vector<int64_t> keys;
     std::vector<int32_t> counts;
-    std::vector<float> rows;  // unless they are used where they lie
+    std::vector<float> rows;  // empty if the rows are used in the buffer
   };
 
   Status UnpackTable(const std::vector<WireReader>& readers, size_t table, Executor& executor);

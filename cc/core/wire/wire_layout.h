@@ -1,5 +1,5 @@
-// The bytes of sparse gradients on the wire. Internal to wire_*.cc; docs/format.md describes the
-// same for other implementations.
+// The bytes of sparse gradients on the wire. Internal to wire_*.cc; docs/format.md describes them
+// for other implementations.
 //
 //   +----------------+ 0
 //   | WireHeader     |
@@ -18,7 +18,7 @@
 //   | rows 1         |
 //   | ...            |
 //   +----------------+ bytes
-//   | padding        |   none of the format's business
+//   | padding        |   not a part of the format
 //   +----------------+
 #ifndef TFSPS_CORE_WIRE_WIRE_LAYOUT_H_
 #define TFSPS_CORE_WIRE_WIRE_LAYOUT_H_
@@ -34,7 +34,7 @@ namespace tsps {
 constexpr uint32_t kWireVersion = 1;
 constexpr unsigned char kWireMagic[8] = {'t', 's', 'p', 's', 'w', 'i', 'r', 'e'};
 constexpr size_t kMaxWireRows = INT32_MAX;  // per table
-constexpr size_t kMaxWireDim = 1 << 16;     // that of tables
+constexpr size_t kMaxWireDim = 1 << 16;     // the limit of tables
 constexpr int kKeyBits = 64;
 constexpr int kCountBits = 31;
 
@@ -71,12 +71,14 @@ static_assert(offsetof(WireTable, dim) == 12);
 static_assert(offsetof(WireTable, key_bytes) == 16);
 static_assert(offsetof(WireTable, count_bytes) == 24);
 
-// Where rows may begin: float32 rows of a buffer that lies at a multiple of 64 are aligned.
+// Returns the next offset where rows may begin: in a buffer whose address is a multiple of 64,
+// float32 rows are aligned.
 inline uint64_t WireAligned(uint64_t offset) { return (offset + 63) / 64 * 64; }
 
-// Needs rows_begin bytes of the buffer, at least the header's.
+// Returns the checksum of a buffer's first rows_begin bytes, at least the header, without the
+// checksum field. The buffer may have any alignment.
 inline uint32_t WireCrc(const uint8_t* data, uint64_t rows_begin) {
-  const uint32_t crc = Crc32c(0, data, offsetof(WireHeader, crc));  // the buffer may lie anywhere
+  const uint32_t crc = Crc32c(0, data, offsetof(WireHeader, crc));
   return Crc32c(crc, data + sizeof(WireHeader), rows_begin - sizeof(WireHeader));
 }
 

@@ -1,13 +1,14 @@
-// 80k keys of hashed ids, counts of up to 4 ranks, rows of 64 floats: milliseconds on one thread
-// (AMD EPYC, best of 20; `python tools/native.py bench wire 1 343000`), bytes per row.
+// Packs sparse gradients. Measured with 80k keys of hashed ids, counts of up to 4 ranks, and rows
+// of 64 floats: milliseconds on one thread (AMD EPYC, best of 20; `python tools/native.py bench
+// wire 1 343000`), and bytes per row.
 //
 //              sort and code   write   read keys, counts   read rows   bytes
 //   float32         1.0         1.2           0.3             0.65     262.4
 //   bfloat16        1.0         1.2           0.3             0.47     134.4
 //   float16         1.0         2.3           0.3             0.90     134.4
 //
-// Of the bytes 6.4 are not the row's. The rows alone are shared by threads; two write in 0.8, 0.7
-// and 1.2 ms. Without fetching rows ahead one writes in 3.0, 5.8 and 13 ms.
+// 6.4 of the bytes are not the row. Only the rows are shared among threads: two threads write in
+// 0.8, 0.7 and 1.2 ms. Without prefetching, one thread writes in 3.0, 5.8 and 13 ms.
 #include <algorithm>
 #include <cassert>
 #include <cstring>
@@ -21,15 +22,15 @@
 namespace tsps {
 namespace {
 
-// Rows fetched from memory ahead of the one being written; they lie in any order.
+// The distance of prefetches: the rows lie in any order.
 constexpr size_t kAhead = 16;
-// What a thread takes at once.
+// The floats that a thread takes at once.
 constexpr size_t kPieceFloats = 1 << 14;
-// Keys in all below which the tables are coded on one thread: less than waking another takes.
+// With fewer keys in all, one thread codes the tables sooner than another thread wakes up.
 constexpr size_t kWorthSharing = 1024;
 constexpr size_t kUnpaddedSplit = 16 << 10;
 
-// A table before its place in the buffer is known.
+// A coded table whose place in the buffer is not known yet.
 struct CodedTable {
   WireTable entry = {};
   std::vector<uint8_t> keys, counts;
@@ -140,7 +141,7 @@ Result<WirePacker> WirePacker::Create(const std::vector<WireSet>& sets, WireType
 void WirePacker::Write(uint8_t* out, size_t size, Executor& executor) const {
   assert(size >= bytes_);
   std::memcpy(out, head_.data(), head_.size());
-  // One loop over the rows of all tables: waking threads takes longer than many a table.
+  // One loop covers the rows of all tables, because waking threads takes longer than a small table.
   struct Piece {
     const Table* table;
     size_t begin, end;
@@ -156,7 +157,7 @@ void WirePacker::Write(uint8_t* out, size_t size, Executor& executor) const {
     floats += n * table.dim;
   }
   std::memset(out + end, 0, size - end);
-  // Pieces of small tables go together.
+  // A thread takes several pieces of small tables at once.
   const size_t grain = 1 + pieces.size() / (1 + floats / kPieceFloats);
   executor.ParallelFor(pieces.size(), grain, [&](size_t first, size_t last) {
     for (size_t p = first; p < last; ++p) {

@@ -11,33 +11,33 @@ namespace {
 // Floats widened by a thread at once.
 constexpr size_t kGrain = 1 << 14;
 
-template <typename... What>
-Status Damaged(const What&... what) {
-  return Error(Code::kDataLoss, "damaged gradient buffer: ", what...);
+template <typename... Reason>
+Status Damaged(const Reason&... reason) {
+  return Error(Code::kDataLoss, "damaged gradient buffer: ", reason...);
 }
 
-// Everything about the header itself, and that the tables' entries are there.
+// Checks the header, and that the entries of the tables fit into the buffer.
 Status CheckHeader(const WireHeader& header, const uint8_t* data, size_t size) {
   if (std::memcmp(header.magic, kWireMagic, sizeof(header.magic)) != 0) {
     return Error(Code::kDataLoss,
-                 "foreign gradient buffer: it does not start with the magic bytes of one");
+                 "foreign gradient buffer: it does not begin with the magic bytes of one");
   }
   if (header.rows_begin > size) {
     return Error(Code::kDataLoss, "truncated or damaged gradient buffer: it has ", size,
-                 " bytes, its rows begin at ", header.rows_begin);
+                 " bytes, and its rows begin at ", header.rows_begin);
   }
   if (header.rows_begin < sizeof(header)) {
     return Damaged("its rows begin at ", header.rows_begin, ", inside of the header");
   }
-  // Before the version: a damaged version number should not be called a newer format.
+  // Checked before the version, so that a damaged version number is not reported as a newer format.
   const uint32_t crc = WireCrc(data, header.rows_begin);
   if (crc != header.crc) {
     return Damaged("its checksum is ", header.crc, ", expected ", crc);
   }
   if (header.version > kWireVersion) {
     return Error(Code::kDataLoss, "newer gradient buffer: it has format version ", header.version,
-                 ", this program reads up to ", kWireVersion,
-                 "; all nodes must run the same version of tf_sparse_ps");
+                 ", and this process reads versions up to ", kWireVersion,
+                 ". Nothing was merged. Install the same version of tf_sparse_ps on all nodes");
   }
   if (header.version < 1) return Damaged("it has format version 0");
   if (header.type > static_cast<uint32_t>(WireType::kFloat16)) {
@@ -54,14 +54,14 @@ Status CheckHeader(const WireHeader& header, const uint8_t* data, size_t size) {
   return Status();
 }
 
-// Moves `code` behind n numbers, which must be as long as the table's entry says.
+// Moves `code` past n coded numbers, whose length must be the one in the table's entry.
 Status SkipCode(const char* what, size_t table, size_t n, int max_width, uint64_t expected_bytes,
                 const uint8_t** code, const uint8_t* end) {
   const Result<size_t> bytes =
       BitBlocksBytes(*code, static_cast<size_t>(end - *code), n, max_width);
   if (!bytes.ok()) return Damaged(what, " of table ", table, ": ", bytes.status().message());
   if (*bytes != expected_bytes) {
-    return Damaged(what, " of table ", table, " have ", *bytes, " bytes, its entry says ",
+    return Damaged(what, " of table ", table, " have ", *bytes, " bytes, but its entry has ",
                    expected_bytes);
   }
   *code += *bytes;
@@ -74,7 +74,7 @@ Result<WireReader> WireReader::Open(const uint8_t* data, size_t size) {
   WireHeader header;
   if (size < sizeof(header)) {
     return Error(Code::kDataLoss, "truncated gradient buffer: it has ", size,
-                 " bytes, the header alone needs ", sizeof(header));
+                 " bytes, and the header alone needs ", sizeof(header));
   }
   std::memcpy(&header, data, sizeof(header));
   TSPS_RETURN_IF_ERROR(CheckHeader(header, data, size));
@@ -115,7 +115,7 @@ Result<WireReader> WireReader::Open(const uint8_t* data, size_t size) {
   }
   const auto codes_end = static_cast<uint64_t>(code - data);
   if (WireAligned(codes_end) != header.rows_begin) {
-    return Damaged("keys and counts end at byte ", codes_end, ", rows begin at ",
+    return Damaged("keys and counts end at byte ", codes_end, ", and rows begin at ",
                    header.rows_begin);
   }
   if (rows_end != header.bytes) {

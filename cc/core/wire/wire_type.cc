@@ -5,6 +5,7 @@
 #include "core/base/float16.h"
 
 namespace tsps {
+
 Result<WireType> WireTypeFromName(const std::string& name) {
   for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16}) {
     if (name == WireTypeName(type)) return type;

@@ -1,5 +1,5 @@
-// WireType: how the floats of gradients are written between nodes; as 16-bit floats they are
-// rounded as base/float16.h says.
+// WireType: the type of the floats that travel between nodes. base/float16.h describes how floats
+// are rounded to 16 bits.
 #ifndef TFSPS_CORE_WIRE_WIRE_TYPE_H_
 #define TFSPS_CORE_WIRE_WIRE_TYPE_H_
 
@@ -17,12 +17,13 @@ enum class WireType : uint32_t {
   kFloat16 = 2,   // IEEE 754 binary16: 5 bits of exponent, 10 of fraction
 };
 
-// "float32" | "bfloat16" | "float16".
+// Returns the type named "float32", "bfloat16" or "float16".
 Result<WireType> WireTypeFromName(const std::string& name);
 const char* WireTypeName(WireType type);
 inline size_t WireTypeBytes(WireType type) { return type == WireType::kFloat32 ? 4 : 2; }
 
-// out: n numbers of the type, little-endian; need not be aligned. float32 keeps every bit.
+// Convert n floats to and from numbers of the type, which are little-endian and may have any
+// alignment. float32 keeps every bit.
 void NarrowFloats(WireType type, const float* values, size_t n, uint8_t* out);
 void WidenFloats(WireType type, const uint8_t* wire, size_t n, float* values);
 
