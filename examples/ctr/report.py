@@ -149,7 +149,7 @@ def write(
     picture = options.out / "curves.png"
     drawn = draw(curve.points, progress.losses, planted_auc, picture)
     of_ranks = f"{ranks.size} rank{'s' * (ranks.size > 1)}"
-    against = f"   (the model that generated the labels: {planted_auc:.4f}, {auc - planted_auc:+.4f})" if planted_auc else ""
+    against = f"   (the generating model: {planted_auc:.4f}, {auc - planted_auc:+.4f})" if planted_auc else ""
     lines = {
         "held-out AUC": f"{auc:.4f}{against}",
         "held-out log loss": f"{log_loss:.4f}",

@@ -51,7 +51,7 @@ def test_mutated_files_end_no_process_and_most_are_noticed():
 
 @pytest.mark.parametrize(
     ("end", "verdict", "words"),
-    [("os.kill(os.getpid(), 11)", "crash", "SIGSEGV"), ("time.sleep(60)", "hang", "nothing came of it")],
+    [("os.kill(os.getpid(), 11)", "crash", "SIGSEGV"), ("time.sleep(60)", "hang", "no report for 2 s")],
 )
 def test_the_harness_notices_processes_that_die_or_hang(monkeypatch, end, verdict, words):
     monkeypatch.setattr(harness, "_HANG_S", 2)

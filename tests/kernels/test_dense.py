@@ -80,7 +80,9 @@ def test_shapes_are_inferred():
 
 
 def test_as_many_sums_as_elements(mode):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"in like, 6, or more. Received: 5"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"at least the 6 elements of the tensors in like. Received: 5"
+    ):
         mode(lambda: _ops.mean_split([tf.zeros([2, 3])], tf.zeros([5]), tf.constant(1.0)))()
 
 
