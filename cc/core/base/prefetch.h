@@ -8,11 +8,18 @@
 
 namespace tsps {
 
+// Prefetches a cache line. The empty statement has an effect for GCC. Without it, GCC deletes calls
+// of functions that only prefetch, because they have no effect: an Adagrad step took twice as long.
+inline void PrefetchLine(const void* address) {
+  __builtin_prefetch(address);
+  __asm__ volatile("" : : "r"(address));
+}
+
 // Prefetches the first 512 bytes at most: the hardware prefetches the following ones by itself.
 inline void Prefetch(const void* address, size_t bytes) {
   const char* const begin = static_cast<const char*>(address);
   const size_t end = std::min<size_t>(bytes, 512);
-  for (size_t offset = 0; offset < end; offset += 64) __builtin_prefetch(begin + offset);
+  for (size_t offset = 0; offset < end; offset += 64) PrefetchLine(begin + offset);
 }
 
 // Calls prefetch(j) for the item j that a loop reaches kAhead items after item i, if there is one

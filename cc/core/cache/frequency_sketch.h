@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/prefetch.h"
+
 namespace tsps {
 
 class FrequencySketch {
@@ -23,7 +25,7 @@ class FrequencySketch {
   explicit FrequencySketch(uint32_t slots) : lines_(size_t{slots} * 3 / 32 + 4) {}
 
   size_t bytes() const { return lines_.capacity() * sizeof(Line); }
-  void Prefetch(uint64_t hash) const { __builtin_prefetch(&LineOf(hash)); }
+  void Prefetch(uint64_t hash) const { PrefetchLine(&LineOf(hash)); }
 
   // Counts a use with this weight. Returns the key's count.
   float Add(uint64_t hash, float weight);

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/prefetch.h"
+
 namespace tsps {
 
 class SlotIndex {
@@ -23,7 +25,7 @@ class SlotIndex {
   explicit SlotIndex(uint32_t slots) : buckets_(size_t{slots} * 11 / 8 + 8) {}
 
   size_t bytes() const { return buckets_.capacity() * sizeof(Bucket); }
-  void Prefetch(uint32_t hash) const { __builtin_prefetch(&buckets_[Home(hash)]); }
+  void Prefetch(uint32_t hash) const { PrefetchLine(&buckets_[Home(hash)]); }
 
   // Returns the first slot whose 32 bits of the hash match, which is most likely the key's slot. A
   // caller can prefetch it.

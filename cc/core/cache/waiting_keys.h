@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "core/base/prefetch.h"
 
 namespace tsps {
 
@@ -50,7 +51,7 @@ class WaitingKeys {
     entries_[free] = {};
     --n_;
   }
-  void Prefetch(int64_t key) const { __builtin_prefetch(&entries_[HomeOf(key)]); }
+  void Prefetch(int64_t key) const { PrefetchLine(&entries_[HomeOf(key)]); }
   size_t size() const { return n_; }
 
  private:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "core/base/prefetch.h"
 
 namespace tsps {
 
@@ -30,7 +31,7 @@ class KeyNumbers {
   void Reserve(size_t n) {
     if (size_ + n > capacity_) Grow(std::max(size_ + n, 2 * capacity_));
   }
-  void Prefetch(int64_t key) const { __builtin_prefetch(&buckets_[Home(key)]); }
+  void Prefetch(int64_t key) const { PrefetchLine(&buckets_[Home(key)]); }
   // Returns the number of a key, which is added if it is absent.
   uint32_t Add(int64_t key) {
     size_t bucket = BucketOf(key);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/prefetch.h"
 #include "core/table/index.h"
 
 namespace tsps {
@@ -44,7 +45,7 @@ void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
     candidates_.pop_back();
     if (candidates_.size() > kPrefetched) {
       const uint32_t next = candidates_[candidates_.size() - kPrefetched].row;
-      __builtin_prefetch(&rows.planes.changed_generations()[next]);
+      PrefetchLine(&rows.planes.changed_generations()[next]);
       counts_.Prefetch(next);
       if (rows.announced != nullptr) rows.announced->Prefetch(next);
     }

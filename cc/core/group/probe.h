@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/base/prefetch.h"
 #include "core/base/status.h"
 #include "core/table/index.h"
 #include "core/table/table_files.h"
@@ -23,7 +24,7 @@ int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_
 inline void PrefetchEntry(const TableFiles& files, const TableState& state, int64_t key) {
   const uint64_t hash = HashKey(key, state.index_seed);
   const uint32_t number = files.directory_entries()[DirectoryPosition(hash, state.depth)];
-  __builtin_prefetch(&files.segment(number)->entries[HomeEntry(hash)]);
+  PrefetchLine(&files.segment(number)->entries[HomeEntry(hash)]);
 }
 // Returns DataLoss, naming such a key.
 Status Astray(const TableFiles& files, int64_t key);

@@ -105,7 +105,7 @@ struct RowPlanes {
   float* floats(int plane, uint32_t row) const { return reinterpret_cast<float*>(at(plane, row)); }
   void Prefetch(int plane, uint32_t row) const { tsps::Prefetch(at(plane, row), bytes[plane]); }
   // Prefetches the change generation for Touch().
-  void PrefetchChanged(uint32_t row) const { __builtin_prefetch(&changed[row]); }
+  void PrefetchChanged(uint32_t row) const { PrefetchLine(&changed[row]); }
   // Records that the row is written. For a new row it must be called when its key is in the index,
   // because the row counts as free until then. Most rows of a step were written in this generation
   // before, and their cache lines stay clean.

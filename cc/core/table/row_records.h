@@ -24,7 +24,7 @@ class RowRecords {
 
   // Prefetches a row before Copy or Put.
   void Prefetch(uint32_t row) const {
-    __builtin_prefetch(&list_.keys()[row]);
+    PrefetchLine(&list_.keys()[row]);
     ForEach([&](const Plane& plane, size_t) { tsps::Prefetch(plane.row(row), plane.row_bytes); });
   }
   // Copies a row into `record`. Only the writer may call it, outside of mutations.

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "core/base/prefetch.h"
 #include "core/base/status.h"
 #include "core/os/mapped_file.h"
 
@@ -29,7 +30,7 @@ class AnnouncedRows {
   size_t bytes() const { return rows_ * sizeof(uint16_t); }
   // Records that one of the `steps` steps after the committed step `step` needs a row. Thread-safe.
   void Announce(uint32_t row, uint64_t step, uint64_t steps);
-  void Prefetch(uint32_t row) const { __builtin_prefetch(Until(row)); }
+  void Prefetch(uint32_t row) const { PrefetchLine(Until(row)); }
   bool IsNeeded(uint32_t row, uint64_t step) const { return StepsLeft(row, step) > 0; }
 
  private:

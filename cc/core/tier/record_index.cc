@@ -7,6 +7,7 @@
 
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
+#include "core/base/prefetch.h"
 #include "core/tier/record_index_access.h"
 
 namespace tsps {
@@ -159,11 +160,11 @@ void RecordIndex::Prefetch(uint64_t tag) const {
   const IndexPage& first = page(static_cast<uint32_t>(page_number));
   // A search ends at the first free entry, after about 20 entries at a load of 0.85.
   const uint32_t next_line = std::min(at + kLineEntries, kPageEntries - 1);
-  __builtin_prefetch(&first.places[at]);
-  __builtin_prefetch(&first.low[at]);
-  __builtin_prefetch(&first.high[at]);
-  __builtin_prefetch(&first.places[next_line]);
-  __builtin_prefetch(&first.low[next_line]);
+  PrefetchLine(&first.places[at]);
+  PrefetchLine(&first.low[at]);
+  PrefetchLine(&first.high[at]);
+  PrefetchLine(&first.places[next_line]);
+  PrefetchLine(&first.low[next_line]);
 }
 
 RecordIndex::Found RecordIndex::FindIn(uint32_t number, uint64_t tag,

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <vector>
 
+#include "core/base/prefetch.h"
+
 namespace tsps {
 
 class UseCounts {
@@ -24,7 +26,7 @@ class UseCounts {
   // Counts one use of each row.
   void Count(const uint32_t* rows, size_t n);
   void Forget(uint32_t row) { counts_[row] = 0.0f; }
-  void Prefetch(uint32_t row) const { __builtin_prefetch(&counts_[row]); }
+  void Prefetch(uint32_t row) const { PrefetchLine(&counts_[row]); }
   // Returns a row's count, in units of a use that is counted now.
   float Of(uint32_t row) const { return counts_[row] / weight_; }
   // Multiplies all counts by `factor`, which is in (0, 1].
