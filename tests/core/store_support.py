@@ -18,10 +18,11 @@ def ones(n: int, dim: int = 4) -> np.ndarray:
     return np.ones((n, dim), np.float32)
 
 
-def start_child(code: str) -> subprocess.Popen[str]:
-    """Starts Python code in another process, with its output as text."""
+def start_child(code: str, **pipes: int) -> subprocess.Popen[str]:
+    """Starts Python code in another process, with its output as text. `pipes`: further pipes, as `stdin=PIPE`."""
     env = {**os.environ, "PYTHONPATH": os.fspath(PACKAGE_PARENT)}
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env, cwd="/")
+    command = [sys.executable, "-c", code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd="/", **pipes)
 
 
 def run_child(code: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:

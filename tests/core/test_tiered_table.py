@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from store_support import ones, run_child
+from store_support import ones, run_child, start_child
 
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.config import MetadataPlane, TableConfig, Tiered
@@ -76,6 +77,38 @@ assert len(table) == {ROWS} and table.verify().ok
 assert (table.lookup(np.arange({ROWS})) == np.arange({4 * ROWS}).reshape(-1, 4)).all()
 """
     run_child(code)
+
+
+@pytest.mark.parametrize("first_read", ["lookup", "keys", "scan"])
+def test_a_reader_that_was_open_before_a_binding_reads_the_rows_after_it(
+    folder: str, create: Callable[..., Table], first_read: str
+) -> None:
+    """The binding puts the rows into other files. The reader must not read the files that it mapped before."""
+    table = create(**tiered(folder), optimizer=None)
+    values = np.arange(4 * ROWS, dtype=np.float32).reshape(ROWS, 4)
+    code = f"""
+import numpy as np
+from tf_sparse_ps.table import Table
+table = Table.open({table.path!r})
+keys = np.arange({ROWS})
+table.lookup(keys)
+print("open", flush=True)
+input()
+if {first_read!r} == "keys":
+    assert len(table.keys()) == {ROWS}
+elif {first_read!r} == "scan":
+    with table.scan() as scan:
+        assert len(scan.read().keys) == {ROWS}
+values = np.arange({4 * ROWS}).reshape(-1, 4)
+assert (table.lookup(keys) == values).all()
+assert (table.entries(keys)[1] == values).all()
+"""
+    with start_child(code, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdout.readline() == "open\n"
+        table.bind_optimizer(optimizers.Adagrad(learning_rate=1.0))
+        table.assign(np.arange(ROWS), values)
+        _, errors = reader.communicate("\n", timeout=100)
+    assert reader.returncode == 0, errors[-3000:]
 
 
 def test_changes_and_erased_keys_of_both_tiers(folder: str, create: Callable[..., Table]) -> None:

@@ -66,7 +66,7 @@ def test_the_others_say_which_rank_and_in_which_step(what: str, schedule: str) -
 
 
 IN_STEP = rf"of step ({AT_STEP}|{AT_STEP + 1})"  # a rank whose gradients are delayed continues
-IN_OPERATION = rf"ranks have waited \d+ s in operation 'tsps\.0\.[\w.]+' {IN_STEP} "
+IN_OPERATION = rf"ranks have waited \d+ s in operation 'tsps\.0\.[\w.]+' {IN_STEP} (\(line [^;]*\) )?"
 # On a busy machine another rank may not have answered. Then it is counted, and named, as another missing rank.
 WAITED = (
     rf"(3 of 4 {IN_OPERATION}|2 of 4 {IN_OPERATION}for rank [013] of node \d \(pid \d+\), [^;]*; )"

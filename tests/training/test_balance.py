@@ -56,7 +56,7 @@ def job(counts_of_other_nodes: list[dict[int, tuple[int, int]]], *, rank: int = 
 
 def test_rank_0_warns_of_the_table_that_lies_unevenly() -> None:
     balance, tables = Balance(), [table(0, 2000), table(1, 500), table(2, 7, "replicated")]
-    with pytest.warns(UserWarning, match=r"sharded table 't1' lies unevenly.*500, 2500 rows.* 1\.67 times") as caught:
+    with pytest.warns(UserWarning, match=r"rows of the sharded table 't1': 500, 2500\..* 1\.67 times") as caught:
         balance.add(job([{0: (2100, 0), 1: (2500, 0)}]), tables)
     assert len(caught) == 1
     statistics = balance.statistics()

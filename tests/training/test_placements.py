@@ -43,7 +43,7 @@ def test_a_step_of_two_placements_is_the_step_of_one(
         optimizer_one, expected = trained(["replicated", "replicated"], patch, **options)
     with monkeypatch.context() as patch:
         optimizer_two, actual = trained(["replicated", "elsewhere"], patch, **options)
-    assert set(optimizer_one._step_builder._binding.reducers) == {"replicated"}
-    assert set(optimizer_two._step_builder._binding.reducers) == {"replicated", "elsewhere"}
+    assert set(optimizer_one._step_builder.binding.reducers) == {"replicated"}
+    assert set(optimizer_two._step_builder.binding.reducers) == {"replicated", "elsewhere"}
     for weight, expected_weight in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(weight, expected_weight)

@@ -22,7 +22,7 @@ def wrapped(*args: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: wrapped(wrapped("sgd")), "reduce twice"),
+        (lambda: wrapped(wrapped("sgd")), "reduced twice"),
         (lambda: wrapped(object()), "Keras optimizer"),
         (lambda: wrapped("sgd", sparse_reduction="mean"), "frequency"),
         (lambda: wrapped("sgd", topology="ring"), "hierarchical"),
@@ -200,11 +200,11 @@ class TestHorovodsWrappers:
         return hvd
 
     def test_wrapped_by_ours(self, hvd: Any) -> None:
-        with pytest.raises(ValueError, match="takes the place"):
+        with pytest.raises(ValueError, match="replaces horovod"):
             wrapped(hvd.DistributedOptimizer(optimizer("SGD", 0.1)))
 
     def test_around_ours(self, hvd: Any) -> None:
-        with pytest.raises(ValueError, match="takes the place"):
+        with pytest.raises(ValueError, match="replaces horovod"):
             hvd.DistributedOptimizer(wrapped(optimizer("SGD", 0.1)))
 
     def test_around_the_plain_optimizer_of_a_table(self, hvd: Any) -> None:

@@ -206,7 +206,12 @@ class Checkpointer:
             id=checkpoint_id,
             run=run,
             chain=(),
-            versions=_versions(),
+            versions={
+                "tf_sparse_ps": __version__,
+                "tensorflow": tf.__version__,
+                "keras": str(getattr(_keras.keras, "__version__", "2")),
+                "python": ".".join(map(str, sys.version_info[:3])),
+            },
             tables=tuple(tables.facts(binding) for binding in bindings),
             variables=tuple(entry.facts() for entry in entries),
             files=(),
@@ -341,12 +346,3 @@ def check_arguments(directory: Any, keep: Any, extra: Any) -> None:
     for name, variable in (extra or {}).items():
         if not isinstance(_keras.tf_variable(variable) if hasattr(variable, "value") else variable, tf.Variable):
             raise TypeError(f"extra[{name!r}] must be a variable. Received: {type(variable).__name__}")
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "tf_sparse_ps": __version__,
-        "tensorflow": tf.__version__,
-        "keras": str(getattr(_keras.keras, "__version__", "2")),
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }

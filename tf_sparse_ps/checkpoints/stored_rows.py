@@ -120,7 +120,7 @@ class _Part:
             reader, file_checksum = self._files[at].open(), 0
             for number in range(reader.blocks()):
                 keys, rows, values, metadata = reader.read_block(number, slots)
-                file_checksum = _with_block(reader, number, file_checksum)
+                file_checksum = zlib.crc32(reader.block_checksum(number).to_bytes(4, "little"), file_checksum)
                 if at > 0:
                     written.append(keys)
                 if not newer:
@@ -163,10 +163,6 @@ class _File:
             if array.dtype == np.int64 and array.ndim == 1:
                 return array
         raise DamagedFileError(f"{self._erased} is damaged: it has no keys")
-
-
-def _with_block(reader: _table.ParameterFileReader, number: int, checksum: int) -> int:
-    return zlib.crc32(reader.block_checksum(number).to_bytes(4, "little"), checksum)
 
 
 def _files(checkpoint: StoredCheckpoint, number: int, at: int) -> list[_File]:

@@ -36,7 +36,7 @@ from tf_sparse_ps._compat import _horovod, _keras
 from tf_sparse_ps.collectives import eager_operations, exit_report
 from tf_sparse_ps.collectives.horovod_setup import PROCESS_SETS
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
-from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
+from tf_sparse_ps.collectives.processes import ProcessCollectives, by_type
 from tf_sparse_ps.errors import CollectivesError
 
 # Horovod raises tf.errors of these types from a graph, and its own type from an eager call.
@@ -73,68 +73,33 @@ class HorovodCollectives(ProcessCollectives):
 
     # --- graph operations ---
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, *, average: bool = True) -> list[tf.Tensor]:
-        """See `Collectives.allreduce`. The tensors of each type form one Horovod group."""
-
-        def reduce(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
-            sums = _horovod.grouped_sum(group, label, self._process_set)
+    def _allreduce(self, tensors: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
+        def reduce(*group: tf.Tensor, label: str) -> list[tf.Tensor]:
+            sums = _horovod.grouped_sum(list(group), label, self._process_set)
             return [total / tf.cast(self.size, total.dtype) for total in sums] if average else sums
 
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if average:
-            floats_only(tensors, name)
-        if self.size == 1:
-            return list(tensors)
-        return self._by_type("mean" if average else "sum", name, tensors, reduce)
+        return self._groups("mean" if average else "sum", name, tensors, reduce)
 
-    def allgather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """See `Collectives.allgather`. The tensors of each type form one Horovod group."""
-
-        def gather(group: list[tf.Tensor], label: str) -> list[tf.Tensor]:
-            return list(
-                mpi_ops.grouped_allgather(group, name=label, ignore_name_scope=True, process_set=self._process_set)
+    def _allgather(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+        def gather(*group: tf.Tensor, label: str) -> list[tf.Tensor]:
+            gathered = mpi_ops.grouped_allgather(
+                list(group), name=label, ignore_name_scope=True, process_set=self._process_set
             )
+            return list(gathered)
 
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if self.size == 1:
-            return list(tensors)
-        gathered = self._by_type("gather", name, tensors, gather)
-        for output, tensor in zip(gathered, tensors, strict=True):
-            output.set_shape([None, *tensor.shape[1:]])
-        return gathered
+        return self._groups("gather", name, tensors, gather)
 
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Collectives.alltoall`."""
-        tensor = tf.convert_to_tensor(tensor)
-        splits = tf.convert_to_tensor(splits, tf.int32)
-        if self.size == 1:
-            return tensor, splits
+    def _alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> list[tf.Tensor]:
+        exchange = functools.partial(mpi_ops.alltoall, name=name, ignore_name_scope=True, process_set=self._process_set)
+        return self._call("alltoall", name, [tensor, splits], exchange)
 
-        def exchange(rows: tf.Tensor, counts: tf.Tensor) -> list[tf.Tensor]:
-            return list(
-                mpi_ops.alltoall(rows, splits=counts, name=name, ignore_name_scope=True, process_set=self._process_set)
-            )
-
-        received, counts = self._call("alltoall", name, [tensor, splits], exchange)
-        received.set_shape([None, *tensor.shape[1:]])
-        return received, counts
-
-    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
-        """See `Collectives.broadcast`."""
-        tensor = tf.convert_to_tensor(tensor)
-        if not 0 <= root < self.size:
-            raise ValueError(f"broadcast '{name}': root must be a rank, 0 to {self.size - 1}. Received: {root}")
-        if self.size == 1:
-            return tensor
-
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         def send(value: tf.Tensor) -> list[tf.Tensor]:
             ranks = self._process_set.ranks  # None: all ranks
             source = root if ranks is None else ranks[root]
             return [mpi_ops.broadcast(value, source, name=name, ignore_name_scope=True, process_set=self._process_set)]
 
-        (received,) = self._call(f"broadcast{root}", name, [tensor], send)
-        received.set_shape(tensor.shape)
-        return received
+        return self._call(f"broadcast{root}", name, [tensor], send)[0]
 
     def subset(self, ranks: Sequence[int]) -> HorovodCollectives | None:
         """See `Collectives.subset`. The subset is a Horovod process set."""
@@ -153,24 +118,16 @@ class HorovodCollectives(ProcessCollectives):
 
     # --- inner workings ---
 
-    def _by_type(
-        self,
-        verb: str,
-        name: str,
-        tensors: list[tf.Tensor],
-        operation: Callable[[list[tf.Tensor], str], list[tf.Tensor]],
+    def _groups(
+        self, verb: str, name: str, tensors: list[tf.Tensor], operation: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Runs one grouped operation per type of tensor, because the tensors of a Horovod group have the same type."""
-        results: list[tf.Tensor | None] = [None] * len(tensors)
-        for dtype in sorted({tensor.dtype.name for tensor in tensors}):
-            indices = [i for i, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
-            label = f"{name}.{dtype}"
-            outputs = self._call(
-                verb, label, [tensors[i] for i in indices], lambda *group, label=label: operation(list(group), label)
-            )
-            for i, output in zip(indices, outputs, strict=True):
-                results[i] = output
-        return results
+
+        def run(group: list[tf.Tensor]) -> list[tf.Tensor]:
+            label = f"{name}.{group[0].dtype.name}"
+            return self._call(verb, label, group, functools.partial(operation, label=label))
+
+        return by_type(tensors, run)
 
     def _call(
         self, verb: str, label: str, tensors: Sequence[tf.Tensor], body: Callable[..., list[tf.Tensor]]

@@ -1,7 +1,8 @@
-"""`ProcessCollectives`: operations on Python objects, and the end of a process, for all collectives of processes."""
+"""`ProcessCollectives`: what the collectives of processes have in common, whichever library connects them."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import io
 import pickle
@@ -23,6 +24,9 @@ _EXIT_BARRIER_SECONDS = 30.0
 class ProcessCollectives(Collectives):
     """The collectives of ranks that are processes. Objects are sent as gathered bytes.
 
+    A subclass sends tensors by `_allreduce`, `_allgather`, `_alltoall` and `_broadcast`. They get checked tensors, are
+    called only if there are several ranks, and need not set static shapes.
+
     Attributes:
       failed: Whether a collective of this process has failed, or the process ends with an error. In both cases the
         ranks will not meet in another operation.
@@ -32,6 +36,60 @@ class ProcessCollectives(Collectives):
         """Starts without failures and without actions for the end of the process."""
         self.failed = False
         self._at_exit: list[Callable[[], None]] = []
+
+    # --- graph operations ---
+
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, *, average: bool = True) -> list[tf.Tensor]:
+        """See `Collectives.allreduce`."""
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if average and any(not tensor.dtype.is_floating for tensor in tensors):
+            raise TypeError(
+                f"allreduce '{name}' averages floating tensors only. Cast the tensors, or pass average=False. "
+                f"Received: {[tensor.dtype.name for tensor in tensors]}"
+            )
+        return tensors if self.size == 1 or not tensors else self._allreduce(tensors, name, average)
+
+    def allgather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """See `Collectives.allgather`."""
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if self.size == 1 or not tensors:
+            return tensors
+        gathered = self._allgather(tensors, name)
+        for output, tensor in zip(gathered, tensors, strict=True):
+            output.set_shape([None, *tensor.shape[1:]])
+        return gathered
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Collectives.alltoall`."""
+        tensor, splits = tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits, tf.int32)
+        if self.size == 1:
+            return tensor, splits
+        received, counts = self._alltoall(tensor, splits, name)
+        received.set_shape([None, *tensor.shape[1:]])
+        return received, counts
+
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        """See `Collectives.broadcast`."""
+        tensor = tf.convert_to_tensor(tensor)
+        if not 0 <= root < self.size:
+            raise ValueError(f"broadcast '{name}': root must be a rank, 0 to {self.size - 1}. Received: {root}")
+        if self.size == 1:
+            return tensor
+        received = self._broadcast(tensor, root, name)
+        received.set_shape(tensor.shape)
+        return received
+
+    @abc.abstractmethod
+    def _allreduce(self, tensors: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]: ...
+
+    @abc.abstractmethod
+    def _allgather(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]: ...
+
+    @abc.abstractmethod
+    def _alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> list[tf.Tensor]: ...
+
+    @abc.abstractmethod
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor: ...
 
     # --- object operations ---
 
@@ -104,13 +162,13 @@ class ProcessCollectives(Collectives):
             self._missed_others(_EXIT_BARRIER_SECONDS)
 
 
-def floats_only(tensors: Sequence[tf.Tensor], name: str) -> None:
-    """Raises TypeError if an averaging all-reduce is given a tensor that does not have a floating type."""
-    if any(not tensor.dtype.is_floating for tensor in tensors):
-        raise TypeError(
-            f"allreduce '{name}' averages floating tensors only. Cast the tensors, or pass average=False. Received: "
-            f"{[tensor.dtype.name for tensor in tensors]}"
-        )
+def by_type(tensors: Sequence[tf.Tensor], operation: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> list[tf.Tensor]:
+    """Applies an operation to the tensors of each type. Returns the results in the order of `tensors`."""
+    results: dict[int, tf.Tensor] = {}
+    for dtype in sorted({tensor.dtype.name for tensor in tensors}):
+        indices = [i for i, tensor in enumerate(tensors) if tensor.dtype.name == dtype]
+        results |= dict(zip(indices, operation([tensors[i] for i in indices]), strict=True))
+    return [results[i] for i in range(len(tensors))]
 
 
 def _must_be_eager(name: str) -> None:

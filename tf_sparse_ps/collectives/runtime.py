@@ -34,7 +34,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.collectives import eager_operations, operation_timeout
-from tf_sparse_ps.collectives.processes import ProcessCollectives, floats_only
+from tf_sparse_ps.collectives.processes import ProcessCollectives, by_type
 from tf_sparse_ps.errors import CollectivesError
 from tf_sparse_ps.node import job_folder, node_discovery
 
@@ -100,29 +100,17 @@ class RuntimeCollectives(ProcessCollectives):
 
     # --- graph operations ---
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, *, average: bool = True) -> list[tf.Tensor]:
-        """See `Collectives.allreduce`. It runs one operation of the runtime per type of tensor."""
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if average:
-            floats_only(tensors, name)
-        if self.size == 1:
-            return list(tensors)
+    def _allreduce(self, tensors: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
+        """Runs one operation of the runtime per type of tensor."""
 
-        def reduce() -> list[tf.Tensor]:
-            results: list[Any] = [None] * len(tensors)
-            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-                indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-                for i, total in zip(indices, self._sums([tensors[i] for i in indices], name), strict=True):
-                    results[i] = total / tf.cast(self.size, dtype) if average else total
-            return results
+        def reduce(group: list[tf.Tensor]) -> list[tf.Tensor]:
+            sums = self._sums(group, name)
+            return [total / tf.cast(self.size, total.dtype) for total in sums] if average else sums
 
-        return self._eager(name, reduce)
+        return self._eager(name, lambda: by_type(tensors, reduce))
 
-    def allgather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """See `Collectives.allgather`. It gathers the sizes, then one buffer per rank, padded to the largest."""
-        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        if self.size == 1 or not tensors:
-            return list(tensors)
+    def _allgather(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Gathers the sizes, then one buffer per rank, padded to the largest."""
 
         def gather() -> list[tf.Tensor]:
             flat = [_to_bytes(tensor, name) for tensor in tensors]
@@ -133,16 +121,12 @@ class RuntimeCollectives(ProcessCollectives):
             for i, tensor in enumerate(tensors):
                 pieces = [buffers[r][ends[r, i] - sizes[r, i] : ends[r, i]] for r in range(self.size)]
                 results.append(_from_bytes(tf.concat(pieces, 0), tensor.dtype, _rows_of(tensor)))
-                results[-1].set_shape([None, *tensor.shape[1:]])
             return results
 
         return self._eager(name, gather)
 
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """See `Collectives.alltoall`. It gathers the sizes, then sends one buffer per pair of ranks, padded alike."""
-        tensor, splits = tf.convert_to_tensor(tensor), tf.convert_to_tensor(splits, tf.int32)
-        if self.size == 1:
-            return tensor, splits
+    def _alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> list[tf.Tensor]:
+        """Gathers the sizes, then sends one buffer per pair of ranks, padded alike."""
 
         def exchange() -> list[tf.Tensor]:
             flat = _to_bytes(tensor, name)
@@ -165,19 +149,12 @@ class RuntimeCollectives(ProcessCollectives):
                 from_ranks = tf.identity(counts[:, self.rank])
             return [_from_bytes(tf.concat(pieces, 0), tensor.dtype, _rows_of(tensor)), from_ranks]
 
-        received, counts = self._eager(name, exchange)
-        received.set_shape([None, *tensor.shape[1:]])
-        return received, counts
+        return self._eager(name, exchange)
 
-    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
-        """See `Collectives.broadcast`. It adds up the bits as integers, which is exact; only the root adds nonzeros."""
-        tensor = tf.convert_to_tensor(tensor)
-        if not 0 <= root < self.size:
-            raise ValueError(f"broadcast '{name}': root must be a rank, 0 to {self.size - 1}. Received: {root}")
-        if self.size == 1:
-            return tensor
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        """Adds up the bits as integers, which is exact; only the root adds nonzeros."""
 
-        def send() -> list[tf.Tensor]:
+        def send() -> tf.Tensor:
             flat = _to_bytes(tensor, name)
             size = tf.size(flat)
             words = _to_words(tf.pad(flat, [[0, -size % 4]]), [-1])
@@ -185,11 +162,9 @@ class RuntimeCollectives(ProcessCollectives):
                 words.set_shape([-(-tensor.shape.num_elements() * tensor.dtype.size // 4)])
             total = self._sum(words if self.rank == root else tf.zeros_like(words), name)
             bits = tf.reshape(tf.bitcast(total, tf.uint8), [-1])[:size]
-            return [_from_bytes(bits, tensor.dtype, tf.shape(tensor))]
+            return _from_bytes(bits, tensor.dtype, tf.shape(tensor))
 
-        (received,) = self._eager(name, send)
-        received.set_shape(tensor.shape)
-        return received
+        return self._eager(name, send)
 
     def subset(self, ranks: Sequence[int]) -> RuntimeCollectives | None:
         """See `Collectives.subset`. The subset is a group of the runtime."""

@@ -68,7 +68,7 @@ def resolve(constraint: Any) -> Resolved | None:
         )
     if name != "nonneg":
         axis = config.get("axis", 0)
-        if axis not in (1, -1) and list(_sequence(axis)) not in ([1], [-1]):
+        if axis not in (1, -1, [1], [-1], (1,), (-1,)):
             raise UnsupportedError(
                 f"{constraint!r} has axis={axis!r}, which is the norm of columns over the whole vocabulary. A table's "
                 "constraint sees one row at a time. Use axis=1, the norm of a row"
@@ -86,10 +86,6 @@ def resolve(constraint: Any) -> Resolved | None:
 def serialize(constraint: Any) -> Any:
     """Returns a JSON-serialisable form of a constraint."""
     return keras_objects.serialize(constraint, "constraints")
-
-
-def _sequence(axis: Any) -> Any:
-    return axis if isinstance(axis, list | tuple) else ()
 
 
 def _keras_epsilon() -> float:

@@ -11,17 +11,17 @@ import types
 _GRACE_S = 4.0
 
 
-def tell(found: BaseException, rank: int, stop: threading.Event) -> None:
+def tell(error: BaseException, rank: int, stop: threading.Event) -> None:
     """Prints an error immediately, and ends the process if its main thread cannot raise the error.
 
     A thread calls this. It returns when `stop` is set.
 
     Args:
-      found: The error.
+      error: The error.
       rank: The rank of this process.
       stop: Set at the end of the process.
     """
-    print(f"tf_sparse_ps: {found}", file=sys.stderr, flush=True)
+    print(f"tf_sparse_ps: {error}", file=sys.stderr, flush=True)
     last_call = _main_thread_call()
     deadline = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline:

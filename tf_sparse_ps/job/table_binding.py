@@ -228,13 +228,13 @@ class TableBinding:
         with self.writing(what, rows=True, whole=whole) as writes:
             if not writes:
                 return
-            others = len(self.reader()) > 0
+            had_rows = len(self.reader()) > 0
             written: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
             for block in blocks:
                 self.write_rows(block.keys, block.rows, block.slots)
-                if others:
+                if had_rows:
                     written.append(block.keys)
-            if others:
+            if had_rows:
                 with eager_ops(f"erasing rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), np.concatenate(written)))
 

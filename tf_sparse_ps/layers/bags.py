@@ -111,7 +111,7 @@ def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
         with tf.control_dependencies([check] if check is not None else []):
             flat_weights = tf.identity(ordered.values)
     bags = tf.reduce_prod(shape[:-1])
-    splits = _splits(flat.indices[:, 0], bags)
+    splits = tf.searchsorted(flat.indices[:, 0], tf.range(bags + 1), out_type=tf.int64)
 
     def restore(rows: tf.Tensor) -> tf.Tensor:
         result = rows if rank == 2 else tf.reshape(rows, tf.concat([shape[:-1], [tf.shape(rows, tf.int64)[-1]]], 0))
@@ -119,11 +119,6 @@ def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
         return result
 
     return Bags(flat.values, splits, _flat_weights(flat_weights), restore)
-
-
-def _splits(bag_of: tf.Tensor, bags: tf.Tensor) -> tf.Tensor:
-    """Returns row splits. `bag_of`: the sorted bag number of each id."""
-    return tf.searchsorted(bag_of, tf.range(bags + 1), out_type=tf.int64)
 
 
 def _flat_weights(weights: tf.Tensor | None) -> tf.Tensor:

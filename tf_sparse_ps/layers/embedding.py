@@ -20,7 +20,7 @@ from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers import cached, row_source, rows
-from tf_sparse_ps.layers.ids import dense_ids, map_flat, refuse_other_than_integers
+from tf_sparse_ps.layers.ids import dense_ids, refuse_other_than_integers
 from tf_sparse_ps.layers.table_layer import TableLayer, table_name
 
 if TYPE_CHECKING:
@@ -134,9 +134,9 @@ class Embedding(TableLayer):
         super().__init__(activity_regularizer=activity, **kwargs)
         self.input_dim: int | None = None if input_dim is None else int(input_dim)
         self.output_dim = int(output_dim)
-        self.embeddings_initializer = _initializer(arguments["embeddings_initializer"])
+        self.embeddings_initializer = keras.initializers.get(arguments["embeddings_initializer"])
         self.embeddings_regularizer = None
-        self.embeddings_constraint = _constraint(arguments["embeddings_constraint"])
+        self.embeddings_constraint = keras.constraints.get(arguments["embeddings_constraint"])
         self.storage, self.placement = tiered.get(storage), placement_lib.get(placement)
         if table is not None and (self.storage != "memory" or self.placement != "replicated"):
             raise ValueError(
@@ -256,21 +256,22 @@ class Embedding(TableLayer):
 
     # --- the call ---
 
-    def _look_up(self, ids: tf.Tensor) -> tf.Tensor:
-        """Looks up the rows of ids, int64[...]: float32[..., output_dim]."""
-        return row_source.look_up(self._row_sources(), [ids], [0])[0]
-
     def call(self, inputs: Any) -> Any:
         """Looks up the rows of the ids. See the class."""
-        if self.sparse:
-            return self._cast_outputs(self._call_sparse(inputs))
-        return self._cast_outputs(map_flat(self._look_up, dense_ids(inputs, self.name)))
+        return self._cast_outputs(self._call_sparse(inputs) if self.sparse else self._look_up(inputs))
+
+    def _look_up(self, inputs: Any) -> Any:
+        """Returns the rows of ids, float32[..., output_dim]. Those of ragged ids are ragged."""
+        ids = dense_ids(inputs, self.name)
+        ragged = isinstance(ids, tf.RaggedTensor)
+        (rows,) = row_source.look_up(self._row_sources(), [ids.flat_values if ragged else ids], [0])
+        return ids.with_flat_values(rows) if ragged else rows
 
     def _call_sparse(self, inputs: Any) -> tf.SparseTensor:
         """Returns a SparseTensor with output_dim values per id, as Keras 2 does if sparse=True."""
         if not isinstance(inputs, tf.SparseTensor):
-            return tf.sparse.from_dense(map_flat(self._look_up, dense_ids(inputs, self.name)))
-        values = self._look_up(dense_ids(inputs.values, self.name))
+            return tf.sparse.from_dense(self._look_up(inputs))
+        values = self._look_up(inputs.values)
         n = tf.shape(inputs.indices)[0]
         columns = tf.tile(tf.range(self.output_dim, dtype=tf.int64), [n])[:, tf.newaxis]
         indices = tf.concat([tf.repeat(inputs.indices, self.output_dim, axis=0), columns], 1)
@@ -340,16 +341,6 @@ class Embedding(TableLayer):
 Embedding.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
     table=None, placement="replicated", storage="memory", cache=None
 )
-
-
-def _initializer(identifier: Any) -> Any:
-    """Returns the Keras object of an initializer, as Keras stores it in its attribute."""
-    return keras.initializers.get(identifier)
-
-
-def _constraint(identifier: Any) -> Any:
-    """Returns the Keras object of a constraint, or None, as Keras stores it in its attribute."""
-    return keras.constraints.get(identifier)
 
 
 def _serialize_initializer(initializer: Any) -> Any:

@@ -110,24 +110,20 @@ class EmbeddingCollection(TableLayer):
         if wrong:
             raise ValueError(f"layer {self.name!r}: only features with a combiner take weights. Received: {wrong}")
 
-    def _tables_of(self, names: list[str]) -> tuple[list[int], list[int]]:
-        """Returns the numbers of the features' tables, and for each feature the position of its table among them."""
-        numbers = list(self._tables)
+    def _sources_of(self, names: list[str]) -> tuple[list[row_source.RowSource], list[int]]:
+        """Returns the sources of the features' tables, and for each feature the position of its table among them."""
+        numbers, sources = list(self._tables), self._row_sources()
         of = [numbers.index(self.features[name].table.name) for name in names]
         used = sorted(set(of))
-        return used, [used.index(number) for number in of]
-
-    def _sources(self, used: list[int]) -> list[row_source.RowSource]:
-        sources = self._row_sources()
-        return [sources[i] for i in used]
+        return [sources[number] for number in used], [used.index(number) for number in of]
 
     def _look_up(self, names: list[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
         if not names:
             return {}
-        used, table_of = self._tables_of(names)
+        sources, table_of = self._sources_of(names)
         ids = [dense_ids(inputs[name], f"{self.name}/{name}") for name in names]
         flat = [feature.flat_values if isinstance(feature, tf.RaggedTensor) else feature for feature in ids]
-        results = row_source.look_up(self._sources(used), flat, table_of)
+        results = row_source.look_up(sources, flat, table_of)
         return {
             name: feature.with_flat_values(rows) if isinstance(feature, tf.RaggedTensor) else rows
             for name, feature, rows in zip(names, ids, results, strict=True)
@@ -136,13 +132,13 @@ class EmbeddingCollection(TableLayer):
     def _pool(self, names: list[str], inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
         if not names:
             return {}
-        used, table_of = self._tables_of(names)
+        sources, table_of = self._sources_of(names)
         combiners = [str(self.features[name].combiner) for name in names]
         flat = [
             bags.from_inputs(inputs[name], weights.get(name), f"{self.name}/{name}", combiner=combiner)
             for name, combiner in zip(names, combiners, strict=True)
         ]
-        results = row_source.pool(self._sources(used), flat, table_of, combiners)
+        results = row_source.pool(sources, flat, table_of, combiners)
         return {name: bag.restore(rows) for name, bag, rows in zip(names, flat, results, strict=True)}
 
     def compute_output_shape(self, input_shape: Mapping[str, Any], weights_shape: Any = None) -> dict[str, Any]:

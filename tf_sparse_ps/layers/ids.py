@@ -71,10 +71,3 @@ def dense_ids(ids: Any, layer: str) -> tf.Tensor | tf.RaggedTensor:
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(to_int64(ids.flat_values, layer))
     return to_int64(tf.convert_to_tensor(ids), layer)
-
-
-def map_flat(function: Any, ids: tf.Tensor | tf.RaggedTensor) -> Any:
-    """Applies a function to a dense tensor, or to the flat values of a ragged one."""
-    if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(function(ids.flat_values))
-    return function(ids)

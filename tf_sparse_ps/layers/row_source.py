@@ -11,8 +11,8 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -308,7 +308,11 @@ def look_up(sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Se
     recording = _recording.get()  # no assignment expression: AutoGraph cannot convert those
     if recording is not None:
         return recording.take(sources, ids, table_of, [tf.shape(feature, tf.int64) for feature in ids])
-    return _by_class(sources, table_of, lambda cls, part, at, of: cls.look_up(part, [ids[f] for f in at], of))
+    rows: dict[int, tf.Tensor] = {}
+    for part in _parts(sources, table_of):
+        looked_up = part.source_class.look_up(part.sources, [ids[f] for f in part.features], part.table_of)
+        rows |= dict(zip(part.features, looked_up, strict=True))
+    return [rows[f] for f in range(len(table_of))]
 
 
 def pool(
@@ -329,28 +333,41 @@ def pool(
     if recording is not None:
         shapes = [tf.shape(bag.splits, tf.int64) - 1 for bag in bags]
         return recording.take(sources, [bag.ids for bag in bags], table_of, shapes)
-    return _by_class(
-        sources,
-        table_of,
-        lambda cls, part, at, of: cls.pool(part, [bags[f] for f in at], of, [combiners[f] for f in at]),
-    )
+    pooled: dict[int, tf.Tensor] = {}
+    for part in _parts(sources, table_of):
+        part_combiners = [combiners[f] for f in part.features]
+        rows = part.source_class.pool(part.sources, [bags[f] for f in part.features], part.table_of, part_combiners)
+        pooled |= dict(zip(part.features, rows, strict=True))
+    return [pooled[f] for f in range(len(table_of))]
 
 
-# The arguments: a class, sources of that class, the positions of their features, and each feature's table.
-_Call = Callable[[type[RowSource], Sequence[RowSource], Sequence[int], Sequence[int]], list[tf.Tensor]]
+class _Part(NamedTuple):
+    """The tables of one class of row source.
+
+    Attributes:
+      source_class: The class.
+      sources: The sources of these tables.
+      features: The positions of the features that look up in these tables.
+      table_of: For each of these features, the position of its table in `sources`.
+    """
+
+    source_class: type[RowSource]
+    sources: list[RowSource]
+    features: list[int]
+    table_of: list[int]
 
 
-def _by_class(sources: Sequence[RowSource], table_of: Sequence[int], call: _Call) -> list[tf.Tensor]:
-    """Makes one call for the tables of each class of row source."""
+def _parts(sources: Sequence[RowSource], table_of: Sequence[int]) -> list[_Part]:
+    """Divides tables with features by the class of their row source. One call looks up in the tables of a class."""
     sharded.refuse_in_dataset([source.binding.config for source in sources])
-    results: dict[int, tf.Tensor] = {}
-    for cls in dict.fromkeys(type(source) for source in sources):
-        tables = [t for t, source in enumerate(sources) if type(source) is cls]
+    parts = []
+    for source_class in dict.fromkeys(type(source) for source in sources):
+        tables = [t for t, source in enumerate(sources) if type(source) is source_class]
         features = [f for f, table in enumerate(table_of) if table in tables]
         if features:
-            rows = call(cls, [sources[t] for t in tables], features, [tables.index(table_of[f]) for f in features])
-            results |= dict(zip(features, rows, strict=True))
-    return [results[f] for f in range(len(table_of))]
+            positions = [tables.index(table_of[f]) for f in features]
+            parts.append(_Part(source_class, [sources[t] for t in tables], features, positions))
+    return parts
 
 
 # --- the ids of lookups, recorded instead of looked up ---

@@ -182,7 +182,7 @@ def _meta(binding: TableBinding, content: Content) -> npt.NDArray[np.uint8]:
         "key_limit": binding.config.key_limit,
         "optimizer": content.optimizer["kind"],
         "slot_init": [_shortest(value) for value in content.optimizer["slot_init"]],
-        "initializer": _initializer(binding),
+        "initializer": dict(binding.reader().core_initializer()),
         "trained_by": list(content.trained_by),
     }
     return np.frombuffer(json.dumps(meta).encode(), np.uint8)
@@ -269,7 +269,7 @@ def replace(
             slot_widths = _table.slot_widths(binding.optimizer.kind, config.dim)
             reset, carried = tuple(zip(slot_widths, binding.optimizer.slot_init, strict=True)), False
     new_blocks = _with_slots(blocks(carried), reset)
-    if not _same_values(meta["initializer"], _initializer(binding)):
+    if not _same_values(meta["initializer"], binding.reader().core_initializer()):
         if config.key_limit is None:
             warnings.warn(
                 f"layer {config.name!r}: keys that were never trained read initial values of this table, not of the "
@@ -332,10 +332,6 @@ def _completed(
 def _initial_slots(n: int, slots: Sequence[tuple[int, float]]) -> tuple[npt.NDArray[np.float32], ...]:
     """Returns the slots of n new rows. `slots`: the width and value of each slot."""
     return tuple(np.full((n, width), value, np.float32) for width, value in slots)
-
-
-def _initializer(binding: TableBinding) -> dict[str, Any]:
-    return dict(binding.reader().core_initializer())
 
 
 def _same_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -129,7 +129,8 @@ class TableKeys:
     def _traced(self, element: Sequence[Any]) -> tuple[_Trace, list[tf.Tensor]]:
         """Returns the trace for elements like this one, and the flat tensors of the element."""
         structure = element[0] if len(element) == 1 else element
-        leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(structure)]
+        composite = (tf.RaggedTensor, tf.SparseTensor)
+        leaves = [x if isinstance(x, composite) else tf.convert_to_tensor(x) for x in tf.nest.flatten(structure)]
         specs = [_any_batch(tf.type_spec_from_value(leaf)) for leaf in leaves]
         key = (str(tf.nest.map_structure(lambda _: 0, structure)), tuple(specs))
         if key not in self._traces:
@@ -193,10 +194,6 @@ class TableKeys:
         for name, layer_inputs in inputs.items():
             for ids in layer_inputs if isinstance(layer_inputs, list | tuple) else [layer_inputs]:
                 layers[name](ids)
-
-
-def _as_tensor(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(leaf)
 
 
 def _shapes(inputs: Any) -> Any:

@@ -55,15 +55,12 @@ class SparseGradient:
         if not slices:
             return cls.nothing(dim)
         keys = [tf.cast(part.indices, tf.int64) for part in slices]
-        rows = [_matrix(tf.cast(part.values, tf.float32), dim) for part in slices]
+        rows = [tf.cast(part.values, tf.float32) for part in slices]
+        # The gradient of a lookup already has this shape, and the step then needs no op for it.
+        rows = [part if part.shape.rank == 2 and part.shape[1] == dim else tf.reshape(part, [-1, dim]) for part in rows]
         if len(slices) > 1:
             return cls(tf.concat(keys, axis=0), tf.concat(rows, axis=0), unique=False)
         return cls(keys[0], rows[0], unique=_comes_from_one_lookup(slices[0].indices))
-
-
-def _matrix(rows: tf.Tensor, dim: int) -> tf.Tensor:
-    # The gradient of a lookup already has this shape, and the step then needs no op for it.
-    return rows if rows.shape.rank == 2 and rows.shape[1] == dim else tf.reshape(rows, [-1, dim])
 
 
 def _comes_from_one_lookup(keys: tf.Tensor) -> bool:

@@ -52,9 +52,9 @@ class SparseReducer(abc.ABC):
           after they have contributed.
         """
 
-    @abc.abstractmethod
     def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """Reduces gradients as `reduce` does, and makes the step. Every rank calls it. Returns the verdict."""
+        return self.apply_reduced(self.reduce(gradients, name, step), name, step, update)
 
     def apply_reduced(self, reduced: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
         """Makes the step of gradients that `reduce` returned. Every rank calls it. Returns the verdict."""

@@ -38,10 +38,6 @@ class FlatReducer(SparseReducer):
             wanted=self._job.is_leader,
         )
 
-    def apply(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor, update: Update) -> tf.Tensor:
-        """See `SparseReducer.apply`."""
-        return self.apply_reduced(self.reduce(gradients, name, step), name, step, update)
-
 
 class NodeReducer(SparseReducer):
     """Merges the gradients of the ranks in shared memory, without sending. For a job on one node."""

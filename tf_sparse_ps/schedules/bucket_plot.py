@@ -18,9 +18,9 @@ def draw(
     """Writes a PNG.
 
     Args:
-      path: Of the file.
-      ready_s, buckets, points_s, world_size: As in `Plan`.
-      sending_s: From when until when each bucket is on its way, in seconds.
+      path: The path of the file.
+      ready_s, buckets, points_s, world_size: See `Plan`.
+      sending_s: The times at which the reduction of each bucket begins and ends, in seconds.
 
     Raises:
       ImportError: matplotlib is not installed.

@@ -151,15 +151,15 @@ class DelayedState(ScheduleState):
         return self._first_in_flight
 
     def _begin(self, variables: Sequence[Any], sparse: SparseStep | None) -> InFlightGradients:
-        """Starts to communicate in the first step. Later ones must have the same variables and tables.
+        """Starts to communicate in the first step.
 
         Raises:
-          ValueError: They have not; or the first step's variables cannot be delayed. With the reason.
+          ValueError: A later step has other variables or tables, or the variables of the first step cannot be delayed.
         """
         if self._first_in_flight is None:
-            narrow = [(variable.name, variable.dtype) for variable in variables if not _is_float32(variable)]
-            if narrow:
-                raise ValueError(f"DelayedGlobal trains float32 variables. Received: {narrow}")
+            others = [(v.name, v.dtype) for v in variables if tf.as_dtype(v.dtype) != tf.float32]
+            if others:
+                raise ValueError(f"DelayedGlobal trains float32 variables. Received: {others}")
             constrained = [
                 (_keras.variable_name(variable), variable.constraint) for variable in variables if variable.constraint
             ]
@@ -281,10 +281,6 @@ class DelayedState(ScheduleState):
             variable.assign(tf.cast(tf.where(total > 0.0, mean, value), variable.dtype))
         self._in_cycle.assign(0)
         self._with_samples.assign(0.0)
-
-
-def _is_float32(variable: Any) -> bool:
-    return bool(tf.as_dtype(variable.dtype) == tf.float32)
 
 
 def _tables_of(sparse: SparseStep | None) -> list[str]:

@@ -1,6 +1,7 @@
-"""How evenly the rows of sharded tables lie on the machines of a job.
+"""`Balance`: compares the number of rows that each node has of a sharded table.
 
-Machines are compared where all ranks are anyway, when tables are bound and at the end of `fit`: no step pays for it.
+The nodes are compared when tables are bound and at the end of `fit`, because all ranks meet there anyway. No step pays
+for the comparison.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.job.table_binding import TableBinding
 
 WARN_ABOVE = 1.2
-# Of fewer rows per machine a hash may well put that many more on one of them.
-_ENOUGH_ROWS = 1000
+_ENOUGH_ROWS = 1000  # with fewer rows per node, a hash alone can exceed WARN_ABOVE
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """A sharded table.
+    """The parts of a sharded table.
 
     Attributes:
-      table: Its name.
-      rows: On each node.
-      bytes: Memory and disk that they take there.
+      table: The name of the table.
+      rows: The number of rows on each node.
+      bytes: The bytes of the rows on each node, in memory and on disk.
     """
 
     table: str
@@ -34,12 +34,12 @@ class Shards:
 
     @property
     def max_over_mean(self) -> float:
-        """Rows of the node that has most, in terms of their mean over the nodes; 1 without rows."""
+        """The rows of the node that has most, divided by the mean over the nodes; 1 without rows."""
         return max(self.rows) * len(self.rows) / sum(self.rows) if sum(self.rows) else 1.0
 
     @property
     def uneven(self) -> bool:
-        """Whether that is more than chance makes it, and than a machine should be ahead of the others."""
+        """Whether the largest part is too large, and not by chance."""
         return sum(self.rows) >= _ENOUGH_ROWS * len(self.rows) and self.max_over_mean > WARN_ABOVE
 
 
@@ -47,13 +47,13 @@ class Balance:
     """Compares the nodes' parts of an optimizer's sharded tables."""
 
     def __init__(self) -> None:
-        """Knows no table yet."""
+        """Makes a comparison of no tables."""
         self._job: Job | None = None
         self._tables: list[weakref.ref[TableBinding]] = []
         self._compared: list[Shards] = []
 
     def add(self, job: Job, tables: Sequence[TableBinding]) -> None:
-        """Compares these from now on, if they are sharded. Eager, on all ranks, with the same tables."""
+        """Adds tables, if they are sharded, and compares. Eager, on all ranks, with the same tables."""
         sharded = [table for table in tables if table.placement == "sharded"]
         if sharded:
             self._job = job
@@ -61,42 +61,47 @@ class Balance:
             self.compare()
 
     def compare(self) -> None:
-        """Compares the nodes, and warns on rank 0 of what is uneven. Eager; all ranks call it, or there are no tables.
+        """Compares the nodes. Eager; all ranks call it, unless no table is sharded.
 
         Warns:
-          UserWarning: A node has more than `WARN_ABOVE` times the rows that nodes have in the mean.
+          UserWarning: On rank 0: a node has more than `WARN_ABOVE` times the mean number of rows.
         """
         if self._job is None:
             return
-        there = [table for one in self._tables if (table := one()) is not None]
-        own = {table.ordinal: _size(table) for table in there} if self._job.is_leader else {}
-        found = self._job.collectives.allgather_object(own, "tsps.balance")
-        of_nodes = [found[leader] for leader in self._job.leaders]
+        tables = self._existing()
+        local_sizes = {table.ordinal: _size(table) for table in tables} if self._job.is_leader else {}
+        all_sizes = self._job.collectives.allgather_object(local_sizes, "tsps.balance")
+        node_sizes = [all_sizes[leader] for leader in self._job.leaders]
         self._compared = []
-        for table in there:
-            sizes = [one[table.ordinal] for one in of_nodes if table.ordinal in one]
-            if len(sizes) == len(of_nodes):  # a layer that a leader has dropped has no rows to speak of
+        for table in tables:
+            sizes = [sizes[table.ordinal] for sizes in node_sizes if table.ordinal in sizes]
+            if len(sizes) == len(node_sizes):  # a leader may have dropped the layer
                 rows, size = zip(*sizes, strict=True)
                 self._compared.append(Shards(table.config.name, rows, size))
-        for one in self._compared:
-            if one.uneven and self._job.rank == 0:
+        for shards in self._compared:
+            if shards.uneven and self._job.rank == 0:
                 warnings.warn(
-                    f"sharded table {one.table!r} lies unevenly: its nodes have {', '.join(map(str, one.rows))} rows, "
-                    f"the largest {one.max_over_mean:.2f} times the mean. Steps wait for that node",
+                    f"the nodes have different numbers of rows of the sharded table {shards.table!r}: "
+                    f"{', '.join(map(str, shards.rows))}. The largest is {shards.max_over_mean:.2f} times the mean. "
+                    "Steps wait for that node",
                     stacklevel=2,
                 )
 
     def statistics(self) -> dict[str, float]:
         """See `DistributedOptimizer.statistics`."""
-        sizes = [_size(table) for one in self._tables if (table := one()) is not None]
+        sizes = [_size(table) for table in self._existing()]
         return {
             "sharded_rows": float(sum(rows for rows, _ in sizes)),
             "sharded_bytes": float(sum(size for _, size in sizes)),
-            "sharded_max_over_mean": max((one.max_over_mean for one in self._compared), default=1.0),
+            "sharded_max_over_mean": max((shards.max_over_mean for shards in self._compared), default=1.0),
         }
+
+    def _existing(self) -> list[TableBinding]:
+        """Returns the sharded tables whose layers still exist."""
+        return [table for reference in self._tables if (table := reference()) is not None]
 
 
 def _size(table: TableBinding) -> tuple[int, int]:
-    """Rows and bytes of this node's part."""
+    """Returns the rows and bytes of this node's part."""
     stats = table.reader().stats()
     return int(stats["rows"]), int(stats["bytes"]) + int(stats.get("bytes_on_disk", 0))

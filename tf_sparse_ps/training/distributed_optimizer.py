@@ -1,12 +1,12 @@
-"""The optimizer that trains shared tables, and averages what is replicated.
+"""`DistributedOptimizer`: trains shared tables, and averages the gradients of replicated weights.
 
-A step, on every rank (docs/training-reference.md has the rules and a table of what works with what):
+Every rank makes a step as follows. docs/training-reference.md has the rules and a table of what works with what.
 
-1. The anchors' gradients, which are the tables', are taken out of the list.
-2. The sparse ring and the dense ring start; neither waits for the other.
-3. The leader of each node makes one gradient per key, updates its tables, and publishes the step.
+1. The step builder separates the gradients of tables, which arrive at their anchors, from dense gradients.
+2. The reductions of both kinds start. Neither waits for the other.
+3. The leader of each node gets one gradient per key, updates its tables, and publishes the step.
 4. The wrapped Keras optimizer applies the averaged dense gradients.
-5. Every rank waits until its node's tables have the step.
+5. Every rank waits until its node's tables show the step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tf_sparse_ps.training import fits, loaded_options, refusals, replicas, step
 
 
 def _of_wrapped(name: str) -> Any:
-    """Returns a property that gets and sets one of the wrapped optimizer."""
+    """Returns a property that gets and sets a property of the wrapped optimizer."""
 
     def get(self: DistributedOptimizer) -> Any:
         return getattr(self.__dict__.get("inner_optimizer"), name, None)
 
     def put(self: DistributedOptimizer, value: Any) -> None:
-        if "inner_optimizer" in self.__dict__:  # Keras sets them in its own constructor
+        if "inner_optimizer" in self.__dict__:  # Keras's constructor also sets these properties
             self._set_on_wrapped(name, value)
 
     return property(get, put)
@@ -129,9 +129,9 @@ class DistributedOptimizer(_keras.Optimizer):
           UnsupportedError: A table is sharded, and these options cannot train it.
         """
         tables = [table for variable in variables if (table := binding_of(variable)) is not None]
-        self._step_builder.match_rule()  # the wrapped optimizer may have been changed since
+        self._step_builder.binding.match_rule()  # the wrapped optimizer may have been changed since
         for table in tables:
-            self._step_builder.rule_of(table)
+            self._step_builder.binding.rule_of(table)
         refusals.refuse_sharded(self, tables)
         dense = [variable for variable in variables if binding_of(variable) is None]
         self._step_builder.variables = list(variables)
@@ -162,7 +162,10 @@ class DistributedOptimizer(_keras.Optimizer):
           ValueError: Gradients are not to be aggregated, or cannot be trained. The message has the reason.
         """
         if skip_gradients_aggregation or not experimental_aggregate_gradients:
-            raise ValueError("DistributedOptimizer always aggregates; ranks would drift apart otherwise")
+            raise ValueError(
+                "DistributedOptimizer always aggregates gradients, because the ranks would drift apart otherwise. "
+                "Leave skip_gradients_aggregation and experimental_aggregate_gradients out"
+            )
         self._step_builder.make(list(grads_and_vars))
         return self.iterations
 
@@ -215,10 +218,10 @@ class DistributedOptimizer(_keras.Optimizer):
     gradient_accumulation_steps = _of_wrapped("gradient_accumulation_steps")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses what would be set on the wrapper and read from the wrapped optimizer, such as `beta_1`."""
+        """Refuses attributes that only the wrapped optimizer reads, such as `beta_1`."""
         inner = self.__dict__.get("inner_optimizer")
-        own = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
-        if inner is not None and not own and hasattr(inner, name):
+        of_wrapper = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if inner is not None and not of_wrapper and hasattr(inner, name):
             raise ValueError(
                 f"`{name}` belongs to the wrapped {type(inner).__name__}. Set optimizer.inner_optimizer.{name} before "
                 f"the first step. Received: DistributedOptimizer.{name} = {value!r}"
@@ -242,7 +245,9 @@ class DistributedOptimizer(_keras.Optimizer):
             raise ValueError("exclude_from_weight_decay() must be called before the optimizer is built")
         listed = list(var_list or ())
         dense = [variable for variable in listed if binding_of(variable) is None]
-        self._step_builder.no_decay = [table for variable in listed if (table := binding_of(variable)) is not None]
+        self._step_builder.binding.no_decay = [
+            table for variable in listed if (table := binding_of(variable)) is not None
+        ]
         self.inner_optimizer.exclude_from_weight_decay(var_list=dense, var_names=list(var_names or ()))
 
     @property

@@ -1,9 +1,9 @@
 """Checks at the beginning and clean-up at the end of every `fit` of a model with a `DistributedOptimizer`.
 
-When it begins, ranks compare what must be equal, in one collective that all of them make, whatever each has imported:
-the callbacks that make collectives, these callbacks' settings, and how many steps the `fit` makes. A rank that refuses
-its `fit` says so there, so that the others do not wait for it. When it ends, with an exception, too, nothing is left
-behind that would change the next one.
+When `fit` begins, the ranks compare three things: which of their callbacks make collectives, the settings of these
+callbacks, and the number of steps of the `fit`. All ranks make this one collective, whatever each of them has imported.
+A rank that refuses its `fit` reports it there, so that the others do not wait for it. When `fit` ends, also with an
+exception, this module removes state that would change the next `fit`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _STEPS = "steps that this fit makes (epochs x steps per epoch)"
 
 Check = Callable[[Any, list[Any]], None]
 _checks: list[Check] = [refusals.refuse_callbacks]
-_optimizers: list[type] = []  # whose models' `fit`s these are
+_optimizers: list[type] = []
 
 
 def watch(optimizer: type) -> None:
-    """Does it for models that are compiled with this class of optimizer. Called once."""
+    """Watches every `fit` of a model that is compiled with this class of optimizer. Call it once."""
     _optimizers.append(optimizer)
     _keras_hooks.at_batches(activity.progress)
     _keras_fit.scope_fits()
@@ -39,9 +39,10 @@ def watch(optimizer: type) -> None:
 
 
 def before_fit(check: Check) -> None:
-    """Has every `fit` call `check(model, callbacks)` when it begins: it raises an error for what is not supported.
+    """Makes every `fit` call `check(model, callbacks)` when it begins.
 
-    It makes no collective, since modules that one rank alone has imported may call this.
+    The check raises an error for a model or callback that is not supported. It must not make a collective, because a
+    module that only one rank has imported may have added it.
     """
     _checks.append(check)
 
@@ -57,29 +58,33 @@ def _begin(model: Any, callbacks: list[Any]) -> None:
     except Exception as caught:
         error = caught
     ranks = None if arguments is None else _ranks_of(model)
-    if ranks is None or arguments is None:  # a loop calls the callbacks: nobody knows which ranks do
+    if ranks is None or arguments is None:  # a training loop calls the callbacks, perhaps not on all ranks
         if error is not None:
             raise error
         return
     refused = error_text(error)
-    ours = [(_name(one), settings) for one in callbacks if (settings := _settings(one)) is not None]
-    facts = _facts(model, arguments, callbacks, ours)
-    everyone = ranks.allgather_object((refused, [name for name, _ in ours], facts), "tsps.fit")
+    collective = [
+        (_name(callback), settings) for callback in callbacks if (settings := _settings(callback)) is not None
+    ]
+    facts = _facts(model, arguments, callbacks, collective)
+    everyone = ranks.allgather_object((refused, [name for name, _ in collective], facts), "tsps.fit")
     all_names = [names for _, names, _ in everyone]
     _must_have_the_same(all_names)
     if error is not None:
         raise error
-    others = [f"rank {rank}: {text}" for rank, (text, *_) in enumerate(everyone) if text is not None]
-    if others:
-        raise ValueError(f"this fit is refused on {'; '.join(others)}")
+    refusals_of_others = [f"rank {rank}: {text}" for rank, (text, *_) in enumerate(everyone) if text is not None]
+    if refusals_of_others:
+        raise ValueError(f"this fit is refused on {'; '.join(refusals_of_others)}")
     _must_have_one_order(all_names)
-    all_facts = [theirs for *_, theirs in everyone]
-    known = [_STEPS in theirs for theirs in all_facts]
-    must_agree(all_facts if all(known) else [_without_steps(theirs) for theirs in all_facts])
+    all_facts = [rank_facts for *_, rank_facts in everyone]
+    if not all(_STEPS in rank_facts for rank_facts in all_facts):  # not all ranks know their number of steps
+        for rank_facts in all_facts:
+            rank_facts.pop(_STEPS, None)
+    must_agree(all_facts)
 
 
 def _ranks_of(model: Any) -> Collectives | None:
-    """Those that train the model together; None: this process alone does, or a strategy runs `fit` on its workers."""
+    """Returns the collectives of the ranks that train the model; None for one rank, or if a strategy runs `fit`."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not isinstance(optimizer, tuple(_optimizers)):
         return None
@@ -106,30 +111,27 @@ def _name(callback: Any) -> str:
 
 
 def _facts(
-    model: Any, arguments: dict[str, Any], callbacks: Sequence[Any], ours: Sequence[tuple[str, dict[str, Any]]]
+    model: Any, arguments: dict[str, Any], callbacks: Sequence[Any], collective: Sequence[tuple[str, dict[str, Any]]]
 ) -> dict[str, str]:
-    facts = {f"{setting} of {name}": str(value) for name, settings in ours for setting, value in settings.items()}
-    params: dict[str, Any] = next((one.params for one in callbacks if getattr(one, "params", None)), {})
+    """Returns what must be equal on all ranks. `collective`: names and settings of callbacks that make collectives."""
+    facts = {f"{setting} of {name}": str(value) for name, settings in collective for setting, value in settings.items()}
+    params: dict[str, Any] = next((c.params for c in callbacks if getattr(c, "params", None)), {})
     steps, epochs = params.get("steps"), params.get("epochs")
     if isinstance(steps, int) and isinstance(epochs, int):
         epochs -= int(arguments["initial_epoch"] or 0)
         facts[_STEPS] = str(epochs * steps)
-    sharded = any(one.placement == "sharded" for layer in _keras.layers_of(model, TableLayer) for one in layer.bindings)
-    if sharded or any(name.endswith(".Drain") for name, _ in ours):
+    tables = [table for layer in _keras.layers_of(model, TableLayer) for table in layer.bindings]
+    sharded = any(table.placement == "sharded" for table in tables)
+    if sharded or any(name.endswith(".Drain") for name, _ in collective):
         validates = arguments["validation_data"] is not None or bool(arguments["validation_split"])
         facts["validation in this fit, which all ranks make together"] = "yes" if validates else "no"
     return facts
 
 
-def _without_steps(facts: dict[str, str]) -> dict[str, str]:
-    """Without the number of steps: not all ranks know it."""
-    return {name: value for name, value in facts.items() if name != _STEPS}
-
-
 def _must_have_the_same(names: list[list[str]]) -> None:
     """Raises ValueError, on all ranks, unless all have the same callbacks that make collectives."""
-    for name in dict.fromkeys(name for theirs in names for name in theirs):
-        if without := [rank for rank, theirs in enumerate(names) if name not in theirs]:
+    for name in dict.fromkeys(name for rank_names in names for name in rank_names):
+        if without := [rank for rank, rank_names in enumerate(names) if name not in rank_names]:
             raise ValueError(
                 f"fit has {name} on some ranks and not on ranks {without}: the ranks wait for each other in it. Give "
                 "it to fit on every rank"
@@ -138,7 +140,7 @@ def _must_have_the_same(names: list[list[str]]) -> None:
 
 def _must_have_one_order(names: list[list[str]]) -> None:
     """Raises ValueError, on all ranks, unless all have these callbacks in the same order."""
-    different = [rank for rank, theirs in enumerate(names) if theirs != names[0]]
+    different = [rank for rank, rank_names in enumerate(names) if rank_names != names[0]]
     if different:
         raise ValueError(
             f"ranks call their callbacks in different orders: rank 0 has {names[0]}, rank {different[0]} has "

@@ -14,11 +14,11 @@ from tf_sparse_ps.training import replicas
 
 
 class DistributedGradientTape:
-    """Wraps a `tf.GradientTape`; its `gradient` averages dense gradients over all ranks.
+    """Wraps a `tf.GradientTape`. Its `gradient` averages dense gradients over all ranks.
 
-    Gradients of tables pass through as they are: `DistributedOptimizer`, the only one that can apply them,
-    reduces them, and does not reduce again what the tape has averaged. A dense gradient that was
-    changed in between (clipped, say) is averaged again, which does not change it.
+    It does not change gradients of tables: only `DistributedOptimizer` can apply them, and reduces them. The optimizer
+    does not average again what the tape has averaged. If the program has changed a dense gradient in between, for
+    example clipped it, the optimizer averages it again, which does not change it.
 
     ```python
     with tsps.DistributedGradientTape(tf.GradientTape()) as tape:
@@ -33,10 +33,13 @@ class DistributedGradientTape:
 
         Args:
           tape: A plain `tf.GradientTape`.
-          weight: Of this rank in the mean, a number, scalar tensor or variable: `optimizer.rank_weight`, where that is
-            assigned; applying with another one is an error. A weight that is negative or not finite makes zeros of
-            all gradients, and an error when they are applied.
-          collectives: "auto", "horovod" or "local".
+          weight: The weight of this rank in the mean: a number, scalar tensor or variable. If the program assigns
+            `optimizer.rank_weight`, pass it here, because applying the gradients with another weight is an error. If
+            the weight is negative or not finite, all gradients are zeros, and applying them is an error.
+          collectives: See `DistributedOptimizer`.
+
+        Raises:
+          ValueError: `tape` is not a plain `tf.GradientTape`.
         """
         if not isinstance(tape, tf.GradientTape) or (wrapper := collectives_lib.foreign_wrapper(tape)):
             raise ValueError(
@@ -56,7 +59,7 @@ class DistributedGradientTape:
         self._tape.__exit__(*error)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything but `gradient` is the wrapped tape's: `watch`, `stop_recording`, `reset`, ..."""
+        """Returns the attribute of the wrapped tape, such as `watch`, `stop_recording` and `reset`."""
         return getattr(self._tape, name)
 
     @tf.autograph.experimental.do_not_convert

@@ -1,7 +1,7 @@
 """`InitialSync`: ranks compare their dense weights and optimizer variables, and broadcast those that differ.
 
-They do so when the optimizer's first step is traced, which is before it runs, or made eagerly. They do not when a model
-is built or loaded, as one rank may do that alone. Tables are compared in `reduction/handshake.py`.
+They compare them when the optimizer's first step is traced, before it runs, or made eagerly. They do not compare them
+when a model is built or loaded, because one rank may do that alone. `reduction/handshake.py` compares tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class InitialSync:
     """
 
     def __init__(self, owner: OptimizerOptions, collectives: Collectives, weight: RankWeight) -> None:
-        """Does nothing yet.
+        """Makes an initial sync that is pending if there are several ranks.
 
         Args:
           owner: The optimizer. Its variables, and its model's, are made equal.
@@ -48,7 +48,7 @@ class InitialSync:
         return not self._done
 
     def leave_as_they_are(self) -> None:
-        """Has the first step begin with each rank's variables as they are. Every rank calls it.
+        """Makes the first step begin with each rank's variables as they are. Every rank calls it.
 
         A checkpoint has set them on all ranks. Statistics of normalization may differ between ranks, as they did when
         it was saved.
@@ -63,11 +63,12 @@ class InitialSync:
 
         Args:
           variables: Variables in addition to those that the optimizer knows.
-          computed: This rank has computed the gradients of the step already, from its own weights. If these were not
-            the root's, the rank has weight 0 in the step.
+          computed: Whether this rank has already computed the gradients of the step, from its own weights. If its
+            weights differed from the root's, the rank has weight 0 in the step.
 
         Raises:
-          ValueError: On all ranks: they have different variables; or the values differ, and `broadcast` is False.
+          ValueError: On all ranks: their variables differ in number, type or shape; or the values differ, and
+            `broadcast` is False.
         """
         if self._done:
             return
@@ -94,8 +95,8 @@ class InitialSync:
         text = f"when training begins, weights are not those of rank {self.root} on {_some(ranks)}"
         if not self._owner.broadcast:
             raise ValueError(
-                f"{text}. Ranks would train apart, and broadcast=False says that they begin alike: load or seed all of "
-                "them alike, or leave it out"
+                f"{text}. The ranks would train apart, and broadcast=False requires equal weights. Load or seed all "
+                "ranks alike, or leave broadcast=False out"
             )
         updates = self._iterations()
         broadcast_variables(variables, self.root, self._collectives)
@@ -141,7 +142,9 @@ def _refuse_other_variables(all_facts: list[list[Any]], names: list[str], root: 
         if signature == expected:
             continue
         pairs = zip(names, signature, expected, strict=False)
-        where = [f"{name}: {there} there, {here} on rank {root}" for name, there, here in pairs if there != here]
+        where = [
+            f"{name}: {there} on rank {rank}, {here} on rank {root}" for name, there, here in pairs if there != here
+        ]
         raise ValueError(
             f"the ranks train different weights: rank {rank} has {len(signature)}, the wrapped optimizer's variables "
             f"included, rank {root} has {len(expected)}. {_some(where)}"
@@ -161,19 +164,20 @@ def broadcast_variables(variables: Sequence[Any], root: int, collectives: Collec
     if collectives.size == 1:
         return
     dense = [_keras.tf_variable(variable) for variable in variables if binding_of(variable) is None]
-    # Seed generators and the like are each rank's own business; numbers of all types travel.
+    # Other variables, such as resources of seed generators, belong to one rank.
     dense = [variable for variable in dense if _is_number(variable)]
     signature = [(variable.dtype.name, tuple(variable.shape)) for variable in dense]
-    for rank, other in enumerate(collectives.allgather_object(signature, "tsps.broadcast.signature")):
-        if other != signature:
+    for rank, rank_signature in enumerate(collectives.allgather_object(signature, "tsps.broadcast.signature")):
+        if rank_signature != signature:
+            pairs = zip(rank_signature, signature, strict=False)
             raise ValueError(
-                f"rank {rank} has {len(other)} variables, rank {collectives.rank} has {len(signature)}, or of other "
-                f"shapes: {[pair for pair in zip(other, signature, strict=False) if pair[0] != pair[1]][:3]}"
+                f"the ranks have different variables: rank {rank} has {len(rank_signature)}, rank {collectives.rank} "
+                f"has {len(signature)}. The first that differ are {[pair for pair in pairs if pair[0] != pair[1]][:3]}"
             )
     for dtype in sorted({variable.dtype.name for variable in dense}):
         same = [variable for variable in dense if variable.dtype.name == dtype]
         values = tf.concat([tf.reshape(tf.convert_to_tensor(variable), [-1]) for variable in same], axis=0)
-        # The collectives' own types: bool is not one of them.
+        # The collectives do not send bool.
         wire = tf.cast(values, tf.int32) if values.dtype.is_bool else values
         received = tf.cast(collectives.broadcast(wire, root, f"tsps.broadcast.{dtype}"), values.dtype)
         sizes = [variable.shape.num_elements() for variable in same]

@@ -1,7 +1,7 @@
-"""Options of a saved optimizer in the process that loads it, which may be another job, or none.
+"""Adapts the options of a saved optimizer to the process that loads it.
 
-How ranks are connected, and how many there are, are facts of a job. A model that was trained on eight ranks must load
-in a notebook.
+The collectives and the number of ranks belong to a job. A model that was trained on eight ranks must load in a
+notebook.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tf_sparse_ps.collectives import Collectives
 
 
 def for_this_job(config: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a `DistributedOptimizer` as this process can have them.
+    """Returns arguments of a `DistributedOptimizer` that work in this process.
 
     Args:
-      config: Of the constructor, with objects in place of their configurations.
+      config: The arguments of the saved optimizer, with objects in place of their configurations.
 
     Returns:
-      The same, but other collectives or another schedule where this process cannot have those. A warning says so.
+      The same arguments. If this process cannot have the collectives or the schedule, it warns and replaces them.
     """
     config = dict(config)
     kind = config.get("collectives", "auto")
@@ -35,7 +35,7 @@ def for_this_job(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _collectives(kind: str) -> tuple[Collectives, Exception | None]:
-    """Those of a kind, or, with the reason, those that this process has."""
+    """Returns the collectives of a kind; or those that this process has, and the reason."""
     try:
         return collectives_lib.resolve(kind), None
     except (ValueError, RuntimeError) as error:
@@ -43,20 +43,20 @@ def _collectives(kind: str) -> tuple[Collectives, Exception | None]:
 
 
 def _schedule(saved: schedules.Schedule, optimizer: Any, collectives: Collectives) -> schedules.Schedule:
-    here = saved.for_job(collectives)
+    loaded = saved.for_job(collectives)
     try:
-        here.refuse(optimizer, collectives)
+        loaded.refuse(optimizer, collectives)
     except ValueError as error:
-        here = schedules.Synchronous()
-        _warn(str(saved), str(here), str(error))
+        loaded = schedules.Synchronous()
+        _warn(str(saved), str(loaded), str(error))
     else:
-        if here != saved:
-            _warn(str(saved), str(here), f"the plan is for another number of ranks; this job has {collectives.size}")
-    return here
+        if loaded != saved:
+            _warn(str(saved), str(loaded), f"the plan is for another number of ranks; this job has {collectives.size}")
+    return loaded
 
 
-def _warn(saved: str, here: str, reason: str) -> None:
+def _warn(saved: str, loaded: str, reason: str) -> None:
     warnings.warn(
-        f"the saved optimizer has {saved}, which this process cannot have: {reason}. It is loaded with {here}",
+        f"the saved optimizer has {saved}, which this process cannot have: {reason}. It is loaded with {loaded}",
         stacklevel=4,
     )

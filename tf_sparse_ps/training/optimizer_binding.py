@@ -1,4 +1,4 @@
-"""`OptimizerBinding`: what an optimizer agrees on with the other ranks, before its first step and for new tables."""
+"""`OptimizerBinding`: an optimizer's tables and their update rules, on which the ranks agree before they train."""
 
 from __future__ import annotations
 
@@ -26,44 +26,47 @@ from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
 
 class OptimizerBinding:
-    """Binds an optimizer to its ranks and tables, as they come.
+    """Binds an optimizer to its ranks, and to each table when the table first gets a gradient.
 
     Attributes:
-      reducers: What reduces the gradients of tables, by the tables' placement; made when the first of them is bound.
-      balance: Of the nodes' parts of sharded tables.
+      reducers: The reducer for each placement of tables. It is made when the first table of the placement is bound.
+      balance: Compares the nodes' parts of sharded tables.
     """
 
     def __init__(self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None) -> None:
-        """Binds nothing yet.
+        """Makes a binding without tables.
 
         Args:
-          owner: Whose options are agreed on, as they are then.
+          owner: The optimizer. The ranks agree on its options as they are at the first step.
           collectives: The rank's collectives.
-          rule: Of tables without their own; None: what the wrapped optimizer does.
+          rule: The update rule of tables that have none of their own. None: the one that does what the wrapped
+            optimizer does.
         """
         self.reducers: dict[str, SparseReducer] = {}
         self.balance = Balance()
-        self._owner, self._collectives, self._given = owner, collectives, rule
-        self._rule: optimizers.RowOptimizer | ValueError  # why there is none, which matters when there is a table
+        self._owner, self._collectives, self._explicit_rule = owner, collectives, rule
+        # An error says why there is no rule. It is raised when a table needs one.
+        self._rule: optimizers.RowOptimizer | ValueError
         self._no_decay: weakref.WeakSet[TableBinding] = weakref.WeakSet()
         self.match_rule()
         self._number: int | None = None
-        self._job: Job | None = None  # once there is a table
-        self._bound: set[str] = set()  # paths
+        self._job: Job | None = None  # set with the first table
+        self._bound_paths: set[str] = set()
         self._tables: list[weakref.ref[TableBinding]] = []
-        self._begun: tf.Variable | None = None  # steps without tables, counted when others may ask: see `failures`
+        # The number of steps without tables that have begun. It is counted if other ranks may ask (`failures`).
+        self._begun: tf.Variable | None = None
 
     @property
     def name(self) -> str:
         """The prefix of the names of this optimizer's operations, the same on all ranks."""
-        assert self._number is not None  # it is bound
+        assert self._number is not None  # `bind` sets it
         return f"tsps.{self._number}"
 
     def rule_of(self, table: TableBinding) -> optimizers.RowOptimizer:
-        """The update rule of a table.
+        """Returns the update rule of a table.
 
         Raises:
-          ValueError: There is none, with the reason.
+          ValueError: There is no rule. The message has the reason.
         """
         rule = table.config.optimizer or self._rule
         if isinstance(rule, ValueError):
@@ -73,19 +76,19 @@ class OptimizerBinding:
         return rule
 
     def match_rule(self) -> None:
-        """Finds the rule that does what the wrapped optimizer does, as that is now."""
-        if self._given is not None:
-            self._rule = self._given
+        """Finds the rule that does what the wrapped optimizer does with its present options."""
+        if self._explicit_rule is not None:
+            self._rule = self._explicit_rule
             return
         try:
-            with tf.init_scope():  # its learning rate is read
+            with tf.init_scope():  # `match` reads the learning rate
                 self._rule = optimizers.match(self._owner.inner_optimizer)
         except ValueError as error:
             self._rule = error
 
     @property
     def no_decay(self) -> list[TableBinding]:
-        """Tables whose rows have no weight decay, besides those that are left out by the names of their weights."""
+        """Tables whose rows have no weight decay. Other tables are excluded by the names of their weights."""
         return list(self._no_decay)
 
     @no_decay.setter
@@ -94,7 +97,7 @@ class OptimizerBinding:
 
     def _without_decay(self, table: TableBinding) -> bool:
         patterns = _keras.names_without_weight_decay(self._owner.inner_optimizer)
-        return table in self._no_decay or any(re.search(one, table.weight_name) for one in patterns)
+        return table in self._no_decay or any(re.search(pattern, table.weight_name) for pattern in patterns)
 
     def bind(
         self,
@@ -105,20 +108,21 @@ class OptimizerBinding:
         begins_equal: bool,
         root: int,
     ) -> None:
-        """Agrees with the other ranks, if it is the first step or there is a new table. Eager, on all ranks.
+        """Makes the ranks agree, if this is the first step or a table is new. Eager, on all ranks.
 
         Args:
-          job: This process's, if there are tables.
-          tables: Gradients of tables, in the order of their ordinals.
-          dense: Gradients of dense weights.
-          begins_equal: The ranks' weights and numbers of updates have been made equal.
-          root: The rank whose rows count where ranks have written different ones.
+          job: The job of this process. None: no table has a gradient.
+          tables: The gradients of tables, in the order of the tables' ordinals.
+          dense: The gradients of dense weights.
+          begins_equal: Whether the ranks' weights and numbers of updates have been made equal.
+          root: The rank whose rows are used if ranks have written different rows.
 
         Raises:
-          ValueError: Ranks differ; or a table is bound to another rule by now.
+          ValueError: The ranks differ, or another optimizer has bound a table to another rule.
         """
-        new = list({one.table.path: one.table for one in tables if one.table.path not in self._bound}.values())
-        refusals.refuse_other_rules([(one.table, self.rule_of(one.table)) for one in tables if one.table not in new])
+        by_path = {gradient.table.path: gradient.table for gradient in tables}
+        new = [table for path, table in by_path.items() if path not in self._bound_paths]
+        refusals.refuse_other_rules([(table, self.rule_of(table)) for table in by_path.values() if table not in new])
         if self._number is not None and not new:
             return
         refusals.refuse_tiered(self._owner.schedule, new)
@@ -134,8 +138,8 @@ class OptimizerBinding:
             self._watch(job)
         if job is not None and new:
             self._join(job, new)
-        # Last: after an exception the next step does all of it once more.
-        self._bound.update(table.path for table in new)
+        # This comes last, so that the next step repeats everything after an exception.
+        self._bound_paths.update(table.path for table in new)
         self._tables += [weakref.ref(table) for table in new]
 
     def options(self) -> dict[str, str]:
@@ -144,16 +148,17 @@ class OptimizerBinding:
 
     @property
     def tables(self) -> list[TableBinding]:
-        """Those that are bound, in the order of their ordinals."""
-        return sorted((one for one in (reference() for reference in self._tables) if one is not None), key=_ordinal)
+        """The tables that are bound, in the order of their ordinals."""
+        tables = [table for reference in self._tables if (table := reference()) is not None]
+        return sorted(tables, key=lambda table: table.ordinal)
 
     def count_step(self) -> None:
-        """A step begins. In a graph, or eagerly."""
+        """Counts a step that begins. In a graph, or eagerly."""
         if self._begun is not None:
             self._begun.assign_add(1)
 
     def step_in_making(self) -> int:
-        """Returns the step that this process makes: the tables' next step, or without tables the one it has begun."""
+        """Returns the number of the step in progress: the tables' next step, or the begun step of a model without."""
         if self._job is not None:
             return int(_table.Group.open(self._job.group_path).info()["step"]) + 1
         return int(self._begun) if self._begun is not None else 0
@@ -169,12 +174,12 @@ class OptimizerBinding:
             "schedule": owner.schedule,
             "broadcast": owner.broadcast,
             "wrapped optimizer": type(owner.inner_optimizer).__name__,
-            # Until ranks are made equal, one alone may have loaded them.
+            # Before the ranks are made equal, one rank alone may have loaded a model.
             "updates made before": int(tf.convert_to_tensor(owner.iterations)) if begins_equal else "any",
             "clipping": clipping.Clipping.of(owner.inner_optimizer),
             **{f"`{name}` of the wrapped optimizer": value for name, value in self.options().items()},
-            "dense gradients": [one.signature for one in dense],
-            "tables with gradients": [one.table.config.name for one in tables],
+            "dense gradients": [gradient.signature for gradient in dense],
+            "tables with gradients": [gradient.table.config.name for gradient in tables],
         }
 
     def _watch(self, job: Job | None) -> None:
@@ -190,8 +195,8 @@ class OptimizerBinding:
                 self._collectives, node_exchange.of(job).join, "joining the exchange of gradients", "tsps.exchange"
             )
             failures.watch(job)
-            # A step that is made later, beside others, is not the one that a lookup belongs to. The optimizer that was
-            # bound last decides: programs have one at a time.
+            # With delayed steps, the next step is not the one that a lookup belongs to. The optimizer that was bound
+            # last decides, because a program trains with one optimizer at a time.
             delays = getattr(self._owner.schedule, "sparse", False)
             _ops.allow_objections(job.group_path, allowed=not delays)
         owner = self._owner
@@ -202,14 +207,10 @@ class OptimizerBinding:
         self.balance.add(job, new)
 
 
-def _ordinal(table: TableBinding) -> int:
-    return table.ordinal
-
-
-# The one that was bound last: that is asked for the step of this process, if it is still there.
+# The binding that was bound last. It knows which step this process makes.
 _newest: weakref.ref[OptimizerBinding] | None = None
 
 
 def _step_in_making() -> int:
-    found = None if _newest is None else _newest()
-    return 0 if found is None else found.step_in_making()
+    binding = None if _newest is None else _newest()
+    return 0 if binding is None else binding.step_in_making()

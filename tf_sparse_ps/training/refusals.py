@@ -1,4 +1,4 @@
-"""Refuses what DistributedOptimizer cannot wrap or work with, and callbacks that cannot be used with it."""
+"""Refuses optimizers, options, tables and callbacks that do not work with `DistributedOptimizer`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tf_sparse_ps.schedules.schedule import Schedule
 from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
 LOSS_SCALING = (
-    "a LossScaleOptimizer cannot be around DistributedOptimizer, where compile() under mixed_float16 puts one: it "
-    "decides from this rank's own gradients whether to make the step, so ranks would disagree and wait for each other. "
-    "Use the policy mixed_bfloat16, or, with Keras 3, compile(auto_scale_loss=False) and a fixed loss_scale_factor in "
-    "the optimizer that you wrap."
+    "a LossScaleOptimizer cannot wrap DistributedOptimizer; compile() under mixed_float16 makes one. It decides from "
+    "the gradients of this rank whether to make the step, so the ranks would disagree and wait for each other. Use the "
+    "policy mixed_bfloat16, or, with Keras 3, compile(auto_scale_loss=False) and a fixed loss_scale_factor in the "
+    "optimizer that you wrap."
 )
 STRATEGY = (
     "a tf.distribute strategy of several replicas is active, and this optimizer or tape was made for "
-    "collectives='{kind}': replicas would train apart. Make it within `with strategy.scope():`, with "
+    "collectives='{kind}'. The replicas would train apart. Make it within `with strategy.scope():`, with "
     "collectives='auto' or 'tf.distribute'."
 )
 OUTSIDE_OF_RUN = (
-    "gradients of a tf.distribute strategy are reduced where its replicas are: call apply_gradients (and a "
+    "gradients of a tf.distribute strategy can only be reduced in its replicas. Call apply_gradients (and a "
     "DistributedGradientTape's gradient) in a function that strategy.run() runs, directly or through tf.functions "
     "around the call of strategy.run()."
 )
@@ -39,29 +39,33 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
     """Raises ValueError, with the reason, if `wrapper`, a DistributedOptimizer, cannot wrap `optimizer`."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, type(wrapper)):
-        raise ValueError("the optimizer is a DistributedOptimizer already; it would reduce twice")
-    for one in (optimizer, wrapper):
-        if (foreign := collectives_lib.foreign_wrapper(one)) is not None:
+        raise ValueError(
+            "the optimizer is already a DistributedOptimizer, so gradients would be reduced twice. Pass the Keras "
+            "optimizer that it wraps"
+        )
+    for candidate in (optimizer, wrapper):
+        if (foreign := collectives_lib.foreign_wrapper(candidate)) is not None:
             raise ValueError(
-                f"tsps.DistributedOptimizer takes the place of {foreign}; gradients would be reduced twice. Wrap the "
+                f"tsps.DistributedOptimizer replaces {foreign}. With both, gradients would be reduced twice. Wrap the "
                 "plain Keras optimizer in tsps.DistributedOptimizer only."
             )
     if _keras.is_loss_scale_optimizer(optimizer):
         raise ValueError(
-            "DistributedOptimizer cannot wrap a LossScaleOptimizer: tables would miss the steps that it skips. Use the "
-            "policy mixed_bfloat16, or a fixed loss_scale_factor (Keras 3)."
+            "DistributedOptimizer cannot wrap a LossScaleOptimizer. It skips steps whose gradients overflow, and "
+            "tables would not skip them. Use the policy mixed_bfloat16, or a fixed loss_scale_factor (Keras 3)."
         )
     if not isinstance(optimizer, _keras.optimizer_types()):
         raise ValueError(f"`optimizer` must be a Keras optimizer or its name. Received: {optimizer!r}")
     if steps := getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
-            f"{kind}(gradient_accumulation_steps={steps}) is not supported: tables would move at every batch, the "
-            "dense weights at every few. Use a larger batch, or add up the losses of several in a custom training loop."
+            f"{kind}(gradient_accumulation_steps={steps}) is not supported: tables would be updated in every batch, "
+            f"but dense weights only in every {steps}. Use a larger batch, or add up the losses of several batches in "
+            "a training loop."
         )
     if getattr(optimizer, "use_ema", False):
         raise ValueError(
-            f"{kind}(use_ema=True) is not supported: it would average the dense weights and not the tables, and put "
-            "the averages in place at the end of fit."
+            f"{kind}(use_ema=True) is not supported: it would average the dense weights, but not the tables, and "
+            "replace the weights by the averages at the end of fit. Leave use_ema out."
         )
 
 
@@ -80,7 +84,7 @@ def refuse_tiered(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
 def refuse_sharded(owner: OptimizerOptions, tables: Sequence[TableBinding]) -> None:
     """Raises UnsupportedError, with the reason, if an optimizer cannot train a table that is spread over machines.
 
-    On one machine, too, where such a table has all its rows: what cannot run on several should not get there.
+    It also raises on one machine, where a sharded table has all its rows, so that the program works on several.
     """
     sharded = [table.config.name for table in tables if isinstance(table.config.placement, Sharded)]
     if not sharded:
@@ -90,9 +94,9 @@ def refuse_sharded(owner: OptimizerOptions, tables: Sequence[TableBinding]) -> N
         str(owner.schedule): owner.schedule.refuses_sharded,
         f"topology={owner.topology!r}": None
         if owner.topology == "hierarchical"
-        else "a gradient goes to the machine that has the row, and to no other.",
+        else "gradients are sent only to the machine that has the row. Use topology='hierarchical'.",
         f"clipnorm={clips.norm}, global_clipnorm={clips.global_norm}": "no machine has all reduced gradients, so none "
-        "knows their norm. clipvalue works."
+        "knows their norm. Use clipvalue."
         if clips.needs_norms
         else None,
     }
@@ -107,7 +111,7 @@ def refuse_cached(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
     if cached and isinstance(schedule, DelayedGlobal) and schedule.sparse:
         raise UnsupportedError(
             f"table {cached[0]!r} has a cache and cannot be trained with {schedule}: rows would be updated after other "
-            "rows have taken their places on the device. Use schedules.Synchronous(), or DelayedGlobal(sparse=False)."
+            "rows have replaced them on the device. Use schedules.Synchronous(), or DelayedGlobal(sparse=False)."
         )
 
 
@@ -120,38 +124,41 @@ def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:
         name = type(callback).__name__
         if _keras.is_callback(callback, "TensorBoard") and getattr(callback, "write_images", False):
             raise UnsupportedError(
-                f"{name}(write_images=True) is not supported: a table's weight is no image, and TensorFlow ends the "
-                "process when it draws it. Leave write_images out."
+                f"{name}(write_images=True) is not supported: the weight of a table is empty, and TensorFlow ends the "
+                "process when it draws it as an image. Leave write_images out."
             )
         unbounded = [table.name for table in tables if table.key_limit is None]
-        if unbounded and (wrong := _needs_matrices(callback)) is not None:
-            argument, remedy = wrong
+        if unbounded and (unsupported := _needs_matrices(callback)) is not None:
+            argument, remedy = unsupported
             raise UnsupportedError(
-                f"{name}({argument}) is not supported: the vocabulary of {', '.join(map(repr, unbounded))} is "
-                f"unbounded, and such a table is no matrix. {remedy}"
+                f"{name}({argument}) is not supported: it needs matrices, and the vocabulary of "
+                f"{', '.join(map(repr, unbounded))} is unbounded. {remedy}"
             )
 
 
 def refuse_projector(model: Any, callback: Any) -> None:
-    """Raises UnsupportedError, with the remedy, where TensorBoard's projector would have to show a table.
+    """Raises UnsupportedError, with the remedy, if TensorBoard's projector would have to show a table.
 
-    It finds matrices by class, and reads them from checkpoints of TensorFlow, where tables have another form.
+    The projector finds matrices by class, and reads them from checkpoints of TensorFlow, which do not contain tables.
     """
-    ours = {layer.name for layer in _keras.layers_of(model, TableLayer)}
-    others = [layer for layer in model.layers if isinstance(layer, _keras.keras.layers.Embedding)]
-    given = callback.embeddings_metadata
-    asked = sorted(ours & set(given)) if isinstance(given, dict) else sorted(ours) if not others else []
-    if asked:
+    table_layers = {layer.name for layer in _keras.layers_of(model, TableLayer)}
+    keras_layers = [layer for layer in model.layers if isinstance(layer, _keras.keras.layers.Embedding)]
+    metadata = callback.embeddings_metadata
+    if isinstance(metadata, dict):
+        shown = sorted(table_layers & set(metadata))
+    else:
+        shown = [] if keras_layers else sorted(table_layers)
+    if shown:
         raise UnsupportedError(
             f"{type(callback).__name__}(embeddings_freq={callback.embeddings_freq}) cannot show the rows of "
-            f"{', '.join(map(repr, asked))} in the projector: they are no variable of a TensorFlow checkpoint. Leave "
+            f"{', '.join(map(repr, shown))} in the projector: TensorFlow checkpoints do not contain them. Leave "
             "embeddings_freq and the layer's embeddings_metadata out. After training, save a copy of a bounded table: "
             "tf.train.Checkpoint(embedding=tf.Variable(layer.get_weights()[0])).save(...)"
         )
 
 
 def _needs_matrices(callback: Any) -> tuple[str, str] | None:
-    """The argument for which a callback asks for weights as arrays, and what to do instead. None: it does not."""
+    """Returns the argument with which a callback needs weights as matrices, and the remedy; None if it does not."""
     if _keras.is_callback(callback, "EarlyStopping") and callback.restore_best_weights:
         return "restore_best_weights=True", (
             "Let ModelCheckpoint('best.weights.h5', save_weights_only=True, save_best_only=True, "
@@ -168,12 +175,12 @@ def _needs_matrices(callback: Any) -> tuple[str, str] | None:
 
 
 def refuse_other_rules(tables: Sequence[tuple[Any, Any]]) -> None:
-    """Raises ValueError if a table is no more bound to the rule that an optimizer has bound it to: pairs of these."""
+    """Raises ValueError if another optimizer has bound a table to another rule. `tables`: pairs of table and rule."""
     for table, rule in tables:
-        now = table.optimizer
-        if now is None or now.slot_identity != rule.slot_identity:
+        present = table.optimizer
+        if present is None or present.slot_identity != rule.slot_identity:
             raise ValueError(
-                f"table '{table.config.name}' was bound to {now!r} since this optimizer, whose rule for it is "
-                f"{rule!r}, has trained it. Optimizers that train one table, as where models share a layer, must have "
-                "one rule for it (sparse_optimizer=, or the table's own)"
+                f"table '{table.config.name}' is bound to {present!r} now. This optimizer has trained it by {rule!r} "
+                "before. Optimizers that train the same table, for example of two models that share a layer, must have "
+                "the same rule for it. Set sparse_optimizer=, or the optimizer of the table"
             )

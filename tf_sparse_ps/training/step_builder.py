@@ -38,10 +38,11 @@ class StepBuilder:
     Attributes:
       weight: The weight of this rank's steps.
       initial_sync: Makes the ranks equal before the first step.
+      binding: The tables of the optimizer, with their update rules.
     """
 
     def __init__(self, owner: OptimizerOptions, collectives: Collectives, rule: optimizers.RowOptimizer | None) -> None:
-        """Makes nothing yet.
+        """Makes a builder that has not begun.
 
         Args:
           owner: The optimizer. Its options and its wrapped optimizer are used as they are when a step is traced.
@@ -53,11 +54,11 @@ class StepBuilder:
         self.weight = rank_weight.RankWeight()
         self.initial_sync = initial_sync.InitialSync(owner, collectives, self.weight)
         self._owner, self._collectives = owner, collectives
-        self._binding = OptimizerBinding(owner, collectives, rule)
+        self.binding = OptimizerBinding(owner, collectives, rule)
         self._started: schedules.ScheduleState | None = None  # with the first step
         self._untrained: Callable[[], Sequence[Any]] = tuple  # variables to average with the trained ones
 
-    # --- what the optimizer is asked for ---
+    # --- properties and reports of the optimizer ---
 
     @property
     def variables(self) -> list[Any]:
@@ -73,53 +74,40 @@ class StepBuilder:
 
     @variables.setter
     def variables(self, value: Sequence[Any]) -> None:
-        # A table is not kept by an optimizer that could train it.
+        # Weak references: an optimizer does not keep a table that it could train.
         self._variables = [entry if binding_of(entry) is None else weakref.ref(entry) for entry in value]
-
-    @property
-    def no_decay(self) -> list[Any]:
-        """Tables whose rows have no weight decay."""
-        return self._binding.no_decay
-
-    @no_decay.setter
-    def no_decay(self, tables: Sequence[Any]) -> None:
-        self._binding.no_decay = list(tables)
-
-    def match_rule(self) -> None:
-        """See `OptimizerBinding.match_rule`."""
-        self._binding.match_rule()
-
-    def rule_of(self, table: Any) -> optimizers.RowOptimizer:
-        """See `OptimizerBinding.rule_of`."""
-        return self._binding.rule_of(table)
 
     def statistics(self) -> dict[str, float]:
         """See `DistributedOptimizer.statistics`."""
         statistics = dict.fromkeys(_ops.RING_COUNTERS, 0.0)
-        if self._binding.reducers:
+        if self.binding.reducers:
             counters = _ops.ring_info(job.current().group_path).numpy().tolist()
             statistics = {name: float(value) for name, value in zip(_ops.RING_COUNTERS, counters, strict=True)}
         for name in ("waited", "sending", "overlapped"):
             statistics[f"{name}_s"] = statistics.pop(f"{name}_ns") * 1e-9
         disk = _ops.disk_counters()
-        statistics |= {"rows_read": float(disk.records), "rows_read_late": float(disk.late)}
-        statistics |= {"rows_read_before": float(disk.cached)}
-        statistics |= {"disk_bytes": float(disk.bytes), "disk_waited_s": float(disk.waited_ns) * 1e-9}
-        statistics |= {"rows_pulled": 0.0, "rows_pulled_before": 0.0}
-        if self._binding.reducers:
-            pulls = _ops.pull_counters(job.current().group_path)
-            statistics |= {"rows_pulled": float(pulls.looked_up), "rows_pulled_before": float(pulls.ahead)}
-        dense_bytes = 0 if self._started is None else self._started.dense_bytes
-        return {**statistics, **self._binding.balance.statistics(), "dense_bytes_per_step": float(dense_bytes)}
+        pulls = _ops.pull_counters(job.current().group_path) if self.binding.reducers else None
+        return {
+            **statistics,
+            "rows_read": float(disk.records),
+            "rows_read_late": float(disk.late),
+            "rows_read_before": float(disk.cached),
+            "disk_bytes": float(disk.bytes),
+            "disk_waited_s": float(disk.waited_ns) * 1e-9,
+            "rows_pulled": 0.0 if pulls is None else float(pulls.looked_up),
+            "rows_pulled_before": 0.0 if pulls is None else float(pulls.ahead),
+            **self.binding.balance.statistics(),
+            "dense_bytes_per_step": 0.0 if self._started is None else float(self._started.dense_bytes),
+        }
 
     def finish(self) -> None:
         """Drains, and compares the nodes' parts of sharded tables. All ranks call it at the end of `fit`."""
         self.drain()
-        self._binding.balance.compare()
+        self.binding.balance.compare()
 
     @property
     def begun(self) -> bool:
-        """Whether this process has traced, or made, a first step."""
+        """Whether this process has traced a first step, or made one eagerly."""
         return self._started is not None
 
     def drain(self) -> None:
@@ -154,21 +142,18 @@ class StepBuilder:
         """
         strategy = replicas.strategy_of_step(self._collectives)
         with _after_steps_of_this_graph() as note:
-            if strategy is None:
-                note(self._make_alone(pairs))
-            else:
+            if strategy is not None:
                 note(self._make_in_replicas(strategy, pairs))
-
-    def _make_alone(self, pairs: list[tuple[Any, Any]]) -> list[tf.Tensor]:
-        step = self._take_in([pairs], 1)
-        if step.tables is None and (this_job := job.made()) is not None and this_job.size > 1:
-            _ops.raise_objection(this_job.group_path)  # a lookup has failed, and no step of tables reports it
-        self._binding.count_step()
-        step_numbers = self._state.reduce(step)
-        with tf.control_dependencies(step_numbers):
-            self._state.update(step)
-        step.wait_until_published(step_numbers)
-        return step_numbers
+                return
+            step = self._take_in([pairs], 1)
+            if step.tables is None and (this_job := job.made()) is not None and this_job.size > 1:
+                _ops.raise_objection(this_job.group_path)  # a lookup has failed, and no step of tables reports it
+            self.binding.count_step()
+            step_numbers = self._state.reduce(step)
+            with tf.control_dependencies(step_numbers):
+                self._state.update(step)
+            step.wait_until_published(step_numbers)
+            note(step_numbers)
 
     def _make_in_replicas(self, strategy: Any, pairs: list[tuple[Any, Any]]) -> list[tf.Tensor]:
         replicas.check_optimizer(self._owner.inner_optimizer, strategy)
@@ -216,7 +201,7 @@ class StepBuilder:
             if this_job is not None:
                 _refuse_beside_delayed(self)
             sync = self.initial_sync
-            self._binding.bind(this_job, tables, dense, begins_equal=not sync.pending, root=sync.root)
+            self.binding.bind(this_job, tables, dense, begins_equal=not sync.pending, root=sync.root)
             if sync.pending:
                 averaged = [variable for variable in self._untrained() if tf.as_dtype(variable.dtype).is_floating]
                 sync.make([*self.variables, *(gradient.variable for gradient in dense), *averaged], computed=computed)
@@ -231,35 +216,35 @@ class StepBuilder:
     def _start(self) -> None:
         if self._started is None:
             owner = self._owner
-            self._started = owner.schedule.start(owner.inner_optimizer, self._collectives, self._binding.name)
+            self._started = owner.schedule.start(owner.inner_optimizer, self._collectives, self.binding.name)
             self._started.also_average(self._untrained)
             self._started.make_agreement = self._agreement_of_all
 
     def _agreement(self, rate: tf.Tensor, *, dense: Sequence[DenseGradient], **tables: Any) -> Agreement | None:
-        """Returns what ranks compare in this step; None: there is one rank, or ranks are compared when they meet."""
+        """Returns the facts that ranks compare in this step. None: one rank; or ranks compare when they meet."""
         if self._collectives.size == 1 or (not tables and self._state.ranks_part) or self._state.delays_tables:
             return None
         compared = [] if self._state.ranks_part else dense
         return step_facts.make(
             self._collectives,
-            f"{self._binding.name}.agreement",
-            made=tf.convert_to_tensor(self._owner.iterations),
+            f"{self.binding.name}.agreement",
+            updates=tf.convert_to_tensor(self._owner.iterations),
             rate=rate,
-            options=self._binding.options(),
+            options=self.binding.options(),
             dense=compared,
             **tables,
         )
 
     def _agreement_of_all(self) -> Agreement:
-        """Returns what ranks compare when they meet: all tables, and no weights, which will be equal."""
+        """Returns the facts that ranks compare when they meet: all tables, but no weights, which become equal."""
         owner = self._owner
         return step_facts.make(
             self._collectives,
-            f"{self._binding.name}.meeting",
-            made=tf.convert_to_tensor(owner.iterations),
+            f"{self.binding.name}.meeting",
+            updates=tf.convert_to_tensor(owner.iterations),
             rate=_keras.current_learning_rate(owner.inner_optimizer),
-            options=self._binding.options(),
-            tables=self._binding.tables,
+            options=self.binding.options(),
+            tables=self.binding.tables,
         )
 
     def _sparse_step(
@@ -272,7 +257,7 @@ class StepBuilder:
     ) -> SparseStep:
         updates = tf.convert_to_tensor(self._owner.iterations)
         bindings = [gradient.table for gradient in tables]
-        rules = [self.rule_of(table) for table in bindings]
+        rules = [self.binding.rule_of(table) for table in bindings]
         hyper = [rule.hyper_tensor(tf.cast(rule.rate_at(updates, rate), tf.float32), updates + 1) for rule in rules]
         for i, constraint in enumerate(table.config.resolved_constraint() for table in bindings):
             if constraint is not None:
@@ -280,8 +265,8 @@ class StepBuilder:
         agreement = self._agreement(rate, dense=dense, tables=bindings, hyper=hyper)
         return SparseStep(
             this_job,
-            self._binding.reducers,
-            f"{self._binding.name}.sparse",
+            self.binding.reducers,
+            f"{self.binding.name}.sparse",
             rank_weight.kept([table.gradient for table in tables], weight),
             Update(
                 bindings,
@@ -294,7 +279,7 @@ class StepBuilder:
         )
 
     def outstanding_tables(self) -> bool:
-        """Whether steps of tables have begun and are not made yet."""
+        """Returns whether steps of tables have begun and are not committed yet."""
         return self._started is not None and self._started.delays_tables and self._started.outstanding()
 
 
@@ -309,19 +294,19 @@ def _refuse_beside_delayed(step: StepBuilder) -> None:
     """
     if any(other.outstanding_tables() for other in _with_tables if other is not step):
         raise StateError(
-            "another optimizer of this process delays steps of tables, and some are outstanding. Call its drain() "
-            "before this one's step; to use both alternately, give it DelayedGlobal(sparse=False)"
+            "another optimizer of this process has outstanding steps of tables. Call its drain() before a step of this "
+            "optimizer. To use both alternately, give the other one DelayedGlobal(sparse=False)"
         )
     _with_tables.add(step)
 
 
 @contextlib.contextmanager
 def _after_steps_of_this_graph() -> Iterator[Callable[[list[tf.Tensor]], None]]:
-    """Orders a step after what an earlier one in the same graph has noted: whether it is made.
+    """Orders a step after the earlier steps in the same graph. The step notes its number by the function returned.
 
-    A rank must not have begun the next step's collectives when the step before turns out to be refused: the other ranks
-    would not come to them.
+    If a step is refused, no rank may have begun the collectives of the next step, because the other ranks would not
+    begin them.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     with tf.control_dependencies(getattr(graph, _STEP_NUMBERS, [])):
-        yield lambda made: None if graph is None else setattr(graph, _STEP_NUMBERS, made)
+        yield lambda numbers: None if graph is None else setattr(graph, _STEP_NUMBERS, numbers)

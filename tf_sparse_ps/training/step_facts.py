@@ -13,36 +13,36 @@ from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.reduction.agreement import SAME_PROGRAM, SAME_RATE, SAME_ROWS, SAME_WEIGHTS, Agreement
 from tf_sparse_ps.reduction.gradients import DenseGradient
 
-# Of a variable whose gradient is sparse so many rows are compared: TensorFlow would copy it to read it in whole.
+# The number of rows that are compared of a variable with a sparse gradient. TensorFlow would copy the whole variable.
 _ROWS = 16
-_ON_DEVICE = 256  # elements of a variable on a GPU
+_ON_DEVICE = 256  # the number of elements that are compared of a variable on a GPU
 
 
 def make(
     collectives: Collectives,
     name: str,
     *,
-    made: Any,
+    updates: Any,
     rate: tf.Tensor,
     options: Mapping[str, str],
     tables: Sequence[TableBinding] = (),
     hyper: Sequence[tf.Tensor] = (),
     dense: Sequence[DenseGradient] = (),
 ) -> Agreement:
-    """The facts of a step. In a graph, or eagerly.
+    """Returns the facts of a step. In a graph, or eagerly.
 
     Args:
-      collectives: Of the ranks.
-      name: What operations' names begin with, the same on all ranks.
-      made: Number of updates before this one.
-      rate: Learning rate of the dense weights.
-      options: Of the wrapped optimizer.
-      tables: Whose versions are compared.
-      hyper: Hyperparameters of each, if there are some.
-      dense: Gradients of the weights whose values are compared.
+      collectives: The collectives of the ranks.
+      name: The beginning of the names of the operations, the same on all ranks.
+      updates: The number of updates before this one.
+      rate: The learning rate of the dense weights.
+      options: The options of the wrapped optimizer.
+      tables: The tables whose versions are compared.
+      hyper: The hyperparameters of each table; empty: they are not compared.
+      dense: The gradients of the weights whose values are compared.
     """
-    agreement = Agreement(collectives, name, made)
-    names = [f"option `{one}` of the wrapped optimizer" for one in options]
+    agreement = Agreement(collectives, name, updates)
+    names = [f"option `{option}` of the wrapped optimizer" for option in options]
     agreement.numbers(names, [number_of(value) for value in options.values()], SAME_PROGRAM, shown="h")
     for table in tables:
         label = f"table '{table.config.name}' (number {table.ordinal})"
@@ -53,19 +53,19 @@ def make(
     agreement.reals(["the learning rate of dense weights"], tf.reshape(rate, [1]), SAME_RATE)
     for table, values in zip(tables, hyper, strict=False):
         n = values.shape[0] or 0
-        others = [f"hyperparameter {i} of table '{table.config.name}'" for i in range(1, n)]
-        agreement.reals([f"the learning rate of table '{table.config.name}'", *others][:n], values, SAME_RATE)
-    for one in dense:
-        agreement.values(f"variable '{_keras.variable_name(one.variable)}'", _sample(one), SAME_WEIGHTS)
-    agreement.numbers(["the number of updates"], tf.reshape(tf.cast(made, tf.int64), [1]), SAME_PROGRAM)
+        labels = ["the learning rate", *(f"hyperparameter {i}" for i in range(1, n))][:n]
+        agreement.reals([f"{label} of table '{table.config.name}'" for label in labels], values, SAME_RATE)
+    for gradient in dense:
+        agreement.values(f"variable '{_keras.variable_name(gradient.variable)}'", _sample(gradient), SAME_WEIGHTS)
+    agreement.numbers(["the number of updates"], tf.reshape(tf.cast(updates, tf.int64), [1]), SAME_PROGRAM)
     return agreement
 
 
-def _sample(one: DenseGradient) -> tf.Tensor:
-    """A variable's values, or some of them where it costs something to read them all."""
-    variable = _keras.local_variables(one.variable)[0]
+def _sample(gradient: DenseGradient) -> tf.Tensor:
+    """Returns the values of a gradient's variable, or some of them if reading all of them would be slow."""
+    variable = _keras.local_variables(gradient.variable)[0]
     rows = variable.shape[0] if variable.shape.rank else None
-    if one.sparse and rows is not None and rows > _ROWS:
+    if gradient.sparse and rows is not None and rows > _ROWS:
         return tf.gather(variable, tf.range(_ROWS) * (rows // _ROWS))
     value = variable.read_value()
     if "GPU" in variable.device:

@@ -2,7 +2,7 @@
 // serves code that reads entries one by one; ProbeRows (probe.h) is the fast way to many rows.
 //
 // Reads may race with the writer. They then return garbage, but never read outside of the files, if
-// the files are long enough for the state (TableFiles::CheckFiles).
+// the files are long enough for the state (TableFiles::CheckIndexFiles).
 #ifndef TFSPS_CORE_GROUP_INDEX_VIEW_H_
 #define TFSPS_CORE_GROUP_INDEX_VIEW_H_
 

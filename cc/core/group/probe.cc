@@ -15,11 +15,10 @@ constexpr size_t kBatch = 16;
 }  // namespace
 
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
-                  uint32_t* rows, bool fetch) {
+                  uint32_t* rows, const Plane* fetch) {
   const uint32_t depth = std::min(state.depth, kMaxDepth);
   const uint64_t seed = state.index_seed;
   const uint32_t* const directory = files.directory_entries();
-  const size_t row_bytes = files.row_bytes();
   int64_t astray = -1;
   uint64_t hashes[kBatch];
   const Segment* segments[kBatch];
@@ -46,7 +45,7 @@ int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_
         astray = static_cast<int64_t>(begin + i);
         continue;
       }
-      if (fetch) Prefetch(files.row(row), std::min<size_t>(row_bytes, 256));
+      if (fetch != nullptr) Prefetch(fetch->row(row), std::min<size_t>(fetch->row_bytes, 256));
       rows[begin + i] = row;
     }
   }

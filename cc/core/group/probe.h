@@ -12,13 +12,13 @@
 namespace tsps {
 
 // Finds the row numbers of keys by batched probes; kAbsentRow for absent keys. `files` must be long
-// enough for `state` (TableFiles::CheckFiles). The writer uses it, too: there is no overlay and no
-// validation. Returns the position of a key that the index leads outside of the table's segments or
-// rows, or -1. Such a key means damage, unless a mutation came between.
+// enough for `state` (TableFiles::CheckIndexFiles). The writer uses it, too: there is no overlay
+// and no validation. Returns the position of a key that the index leads outside of the table's
+// segments or rows, or -1. Such a key means damage, unless a mutation came between.
 //
-// `fetch`: also prefetch the rows, for a caller that reads few rows next.
+// `fetch`: a plane whose rows are also prefetched, for a caller that reads few rows next; or null.
 int64_t ProbeRows(const TableFiles& files, const TableState& state, const int64_t* keys, size_t n,
-                  uint32_t* rows, bool fetch = false);
+                  uint32_t* rows, const Plane* fetch = nullptr);
 // Prefetches the entry of a key that will be looked up or added. The index must be as the commit
 // record says, which only the writer knows.
 inline void PrefetchEntry(const TableFiles& files, const TableState& state, int64_t key) {

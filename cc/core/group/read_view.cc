@@ -87,10 +87,11 @@ void ReadView::Fail(Status status) const {
 }
 
 void ReadView::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
-  Probe(table, keys, n, rows, false);
+  Probe(table, keys, n, rows, nullptr);
 }
 
-void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, bool fetch) const {
+void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows,
+                     const tsps::Plane* fetch) const {
   if (!Mapped(table)) {
     std::fill_n(rows, n, kAbsentRow);
     return;
@@ -111,13 +112,18 @@ void ReadView::Find(int table, const int64_t* keys, size_t n, const char** rows,
   // Otherwise the first rows would leave the caches before they are read.
   constexpr size_t kFetchedBytes = 128u << 10;
   uint32_t scratch[kChunk];
-  const bool fetch = Listed(table) && n * Files(table).row_bytes() <= kFetchedBytes;
+  const PlaneList* const list = Planes(table);
+  const tsps::Plane* const embedding = list == nullptr ? nullptr : &list->embedding();
+  const bool fetch = list != nullptr && n * embedding->row_bytes <= kFetchedBytes;
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t m = std::min(kChunk, n - begin);
     uint32_t* const row_numbers = numbers == nullptr ? scratch : numbers + begin;
-    Probe(table, keys + begin, m, row_numbers, fetch);
+    Probe(table, keys + begin, m, row_numbers, fetch ? embedding : nullptr);
     for (size_t i = 0; i < m; ++i) {
-      rows[begin + i] = row_numbers[i] == kAbsentRow ? nullptr : Row(table, row_numbers[i]);
+      const uint32_t row = row_numbers[i];
+      rows[begin + i] = row == kAbsentRow     ? nullptr
+                        : overlay_ == nullptr ? embedding->row(row)
+                                              : Plane(table, 0, row);
     }
   }
 }
@@ -137,7 +143,9 @@ const char* ReadView::Plane(int table, size_t plane, uint32_t row) const {
 }
 
 const char* ReadView::Row(int table, uint32_t row) const {
-  return overlay_ == nullptr ? Files(table).row(row) : Plane(table, 0, row);
+  if (overlay_ != nullptr) return Plane(table, 0, row);
+  const PlaneList* const list = Files(table).Planes(StateOf(table));
+  return list == nullptr ? nullptr : list->embedding().row(row);
 }
 
 const float* ReadView::Slot(int table, int slot, uint32_t row) const {

@@ -19,6 +19,7 @@ class GroupWriter;
 class Overlay;
 class TableFiles;
 struct MappedTable;
+struct Plane;
 struct PlaneList;
 struct State;
 struct TableState;
@@ -94,7 +95,8 @@ class ReadView {
   // mapped of it, or lost its files before this process saw them grow; Read() then fails.
   bool Mapped(int table) const;
   // FindRows, which can also prefetch the rows.
-  void Probe(int table, const int64_t* keys, size_t n, uint32_t* rows, bool fetch) const;
+  void Probe(int table, const int64_t* keys, size_t n, uint32_t* rows,
+             const tsps::Plane* fetch) const;
   // Makes Read() fail with this status, if everything was read from one state.
   void Fail(Status status) const;
   // Does the same as Mapped(), without a look at the files.

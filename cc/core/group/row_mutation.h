@@ -116,9 +116,8 @@ class RowMutation {
   void InitializeFresh(const RowPlan& plan);
   // Makes readers wait.
   void Begin();
-  // Writes the rows at `positions`, which are plan.fresh or plan.existing. The images of existing
-  // rows are saved first.
-  void WriteRows(const RowPlan& plan, const std::vector<uint32_t>& positions);
+  // Writes the rows at plan.fresh or plan.existing. The images of existing rows are saved first.
+  void WriteRows(const RowPlan& plan, bool fresh);
   void UpdateRows(const RowPlan& plan, const uint32_t* positions, size_t n, bool fresh);
   void SetRows(const RowPlan& plan, const uint32_t* positions, size_t n, bool fresh);
   // Adds the fresh keys to the index, and removes erased ones.

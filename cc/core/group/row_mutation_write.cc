@@ -106,8 +106,8 @@ void RowMutation::SetRows(const RowPlan& plan, const uint32_t* positions, size_t
   }
 }
 
-void RowMutation::WriteRows(const RowPlan& plan, const std::vector<uint32_t>& positions) {
-  const bool fresh = &positions == &plan.fresh;
+void RowMutation::WriteRows(const RowPlan& plan, bool fresh) {
+  const std::vector<uint32_t>& positions = fresh ? plan.fresh : plan.existing;
   executor_.ParallelFor(UndoBlocks(positions.size()), 1, [&](size_t first, size_t last) {
     for (size_t block = first; block < last; ++block) {
       if (!fresh) {
@@ -194,11 +194,11 @@ void RowMutation::Write() {
   if (any_fresh) {
     ForEachPlan([&](const RowPlan& plan) {
       InitializeFresh(plan);
-      WriteRows(plan, plan.fresh);
+      WriteRows(plan, /*fresh=*/true);
     });
   }
   Begin();
-  ForEachPlan([&](const RowPlan& plan) { WriteRows(plan, plan.existing); });
+  ForEachPlan([&](const RowPlan& plan) { WriteRows(plan, /*fresh=*/false); });
   WriteIndex();
   WriteState();
   written_ = true;

@@ -58,7 +58,7 @@ bool Scan::Probe(const Part& part, const int64_t* keys, size_t n, uint32_t* rows
     group_.impl_->control->LoadLastState(&now);
     if (place >= now.tables.size() || IsVacant(now.tables[place]) ||
         now.tables[place].removed != RemovedBefore(part.table) ||
-        !part.files->CheckFiles(now.tables[place]).ok()) {
+        !part.files->CheckIndexFiles(now.tables[place]).ok()) {
       return false;
     }
     std::atomic<bool> astray{false};

@@ -96,6 +96,13 @@ bool IsTableFile(const std::string& name) {
          TableFiles::IsPlaneFile(name);
 }
 
+Status CheckLength(MappedFile& file, size_t needed) {
+  TSPS_RETURN_IF_ERROR(file.CheckRange(needed));
+  if (needed <= file.size() || needed <= file.RefreshSize()) return Status();
+  return Error(Code::kDataLoss, file.path(), " is truncated or was removed: it has ", file.size(),
+               " bytes, and ", needed, " are expected");
+}
+
 }  // namespace
 
 void TableFiles::Remove(const std::string& folder) {
@@ -218,31 +225,30 @@ Status TableFiles::CheckState(const TableState& state) {
   return CheckFiles(state);
 }
 
-Status TableFiles::CheckFiles(const TableState& state) const {
-  const auto check = [](MappedFile& file, size_t needed) {
-    TSPS_RETURN_IF_ERROR(file.CheckRange(needed));
-    if (needed <= file.size() || needed <= file.RefreshSize()) return Status();
-    return Error(Code::kDataLoss, file.path(), " is truncated or was removed: it has ", file.size(),
-                 " bytes, and ", needed, " are expected");
-  };
-  TSPS_RETURN_IF_ERROR(
-      check(*directory_, (size_t{2} << std::min(state.depth, kMaxDepth)) * sizeof(uint32_t)));
-  TSPS_RETURN_IF_ERROR(check(*segments_, size_t{state.segments} * kSegmentBytes));
-  TSPS_RETURN_IF_ERROR(check(*free_, state.free_rows * sizeof(uint32_t)));
-  TSPS_RETURN_IF_ERROR(check(*erased_, state.erased * sizeof(ErasedKey)));
-  const PlaneList* const list = latest_.load(std::memory_order_acquire);
-  if (list == nullptr) return Status();
-  const bool bound = list->generation == state.planes;
+Status TableFiles::CheckFiles(const TableState& state) {
+  TSPS_RETURN_IF_ERROR(CheckIndexFiles(state));
+  const PlaneList* list = Planes(state);
+  if (list == nullptr) {
+    TSPS_ASSIGN_OR_RETURN(list, BoundPlanes(state));
+  }
   for (const Plane& plane : list->planes) {
-    if (!bound && plane.role == PlaneRole::kSlot) continue;
-    TSPS_RETURN_IF_ERROR(check(*plane.file, state.rows * plane.row_bytes));
+    TSPS_RETURN_IF_ERROR(CheckLength(*plane.file, state.rows * plane.row_bytes));
   }
   return Status();
 }
 
-bool TableFiles::HasOtherPlanes(uint32_t generation) const {
-  const PlaneList* const latest = latest_.load(std::memory_order_acquire);
-  return latest != nullptr && latest->generation != generation;
+Status TableFiles::CheckIndexFiles(const TableState& state) const {
+  TSPS_RETURN_IF_ERROR(
+      CheckLength(*directory_, (size_t{2} << std::min(state.depth, kMaxDepth)) * sizeof(uint32_t)));
+  TSPS_RETURN_IF_ERROR(CheckLength(*segments_, size_t{state.segments} * kSegmentBytes));
+  TSPS_RETURN_IF_ERROR(CheckLength(*free_, state.free_rows * sizeof(uint32_t)));
+  return CheckLength(*erased_, state.erased * sizeof(ErasedKey));
+}
+
+bool TableFiles::HasOtherPlanes(uint32_t generation) {
+  std::lock_guard<std::mutex> lock(planes_mutex_);
+  return std::any_of(lists_.begin(), lists_.end(),
+                     [&](const auto& list) { return list->generation != generation; });
 }
 
 std::vector<const MappedFile*> TableFiles::Mappings() {

@@ -41,10 +41,13 @@ class TableFiles {
   Status MakeWritable(const TableState& state);
   // Checks the numbers of a committed state, and that its files can be mapped and are long enough.
   Status CheckState(const TableState& state);
-  // Checks that the mapped files are as long as a committed state needs. ResourceExhausted: since
-  // this process opened the table, another process has grown it beyond this process's address
-  // range. DataLoss: a file is shorter, or was removed before this process saw it grow.
-  Status CheckFiles(const TableState& state) const;
+  // Checks that the files of the index, and the planes of the state's binding, are as long as a
+  // committed state needs. ResourceExhausted: since this process opened the table, another process
+  // has grown it beyond this process's address range. DataLoss: a file is shorter, or was removed
+  // before this process saw it grow.
+  Status CheckFiles(const TableState& state);
+  // Checks the same of the files of the index alone.
+  Status CheckIndexFiles(const TableState& state) const;
 
   // Returns DataLoss if the folder was removed, or now belongs to another table.
   Status CheckInPlace() const { return directory_->CheckInPlace(); }
@@ -53,7 +56,7 @@ class TableFiles {
   std::shared_ptr<const TableConfig> shared_config() const { return config_; }
   const std::string& folder() const { return folder_; }
   size_t dim() const { return static_cast<size_t>(config_->dim); }
-  size_t row_bytes() const { return row_bytes_; }
+  size_t row_bytes() const { return dim() * ElementBytes(config_->row_type); }
 
   MappedFile& directory() { return *directory_; }
   MappedFile& segments() { return *segments_; }
@@ -64,7 +67,6 @@ class TableFiles {
   Segment* segment(uint32_t number) const {
     return reinterpret_cast<Segment*>(segments_->data()) + number;
   }
-  char* row(uint32_t number) const { return embedding_ + size_t{number} * row_bytes_; }
   uint32_t* free_stack() const { return reinterpret_cast<uint32_t*>(free_->data()); }
   ErasedKey* erased_keys() const { return reinterpret_cast<ErasedKey*>(erased_->data()); }
   // Returns the largest length of the log of erased keys, for a table with `live` keys.
@@ -86,7 +88,7 @@ class TableFiles {
   // the state's binding has a slot that its optimizer does not have.
   Status RemoveOtherPlanes(const TableState& state);
   // Returns whether planes of another binding than `generation` are mapped.
-  bool HasOtherPlanes(uint32_t generation) const;
+  bool HasOtherPlanes(uint32_t generation);
 
   // Returns the rows on disk, with the planes of the state's binding, and opens them on first use;
   // null if the table has all rows in memory.
@@ -130,8 +132,6 @@ class TableFiles {
   const std::shared_ptr<const TableConfig> config_;
   bool writable_ = false;
   std::unique_ptr<MappedFile> directory_, segments_, free_, erased_;
-  size_t row_bytes_ = 0;       // of the embedding
-  char* embedding_ = nullptr;  // the beginning of the embedding's plane
   std::mutex planes_mutex_;
   std::vector<std::unique_ptr<MappedFile>> plane_files_;
   std::vector<std::unique_ptr<const PlaneList>> lists_;  // all mapped so far: readers use them

@@ -84,11 +84,6 @@ Status TableFiles::MapPlane(Plane* plane) {
 const PlaneList* TableFiles::Keep(PlaneList list) {
   lists_.push_back(std::make_unique<const PlaneList>(std::move(list)));
   const PlaneList* const kept = lists_.back().get();
-  // All lists share the embedding's plane. It is set once, because others may be reading it.
-  if (embedding_ == nullptr) {
-    row_bytes_ = kept->embedding().row_bytes;
-    embedding_ = kept->embedding().file->data();
-  }
   // A later list becomes the latest when a state names it, because its binding may still fail.
   const PlaneList* none = nullptr;
   latest_.compare_exchange_strong(none, kept, std::memory_order_acq_rel);
