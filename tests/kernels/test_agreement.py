@@ -157,7 +157,7 @@ def test_a_sum_over_the_ranks_shows_whether_digests_are_equal(digests, monkeypat
     tails = []
     for digest in digests:
         fact_agreement = agreement.Agreement(Ranks(), "test", 1)
-        fact_agreement._made = _ops.Facts(tf.constant([digest], i64), tf.constant(digest, i64))
+        fact_agreement._digested = _ops.Facts(tf.constant([digest], i64), tf.constant(digest, i64))
         fact_agreement.numbers(["a number"], [digest], agreement.SAME_PROGRAM)
         tails.append(fact_agreement.tail)
     fact_agreement.take(tf.add_n(tails))

@@ -21,6 +21,7 @@ from sharded_saving_support import SPREAD, keras
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _table
 from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.layers import rows, saving, sharded_content
 
 ROWS, DIM = 400_000, 64  # 208 MB with a slot
@@ -180,7 +181,7 @@ def tiered(folder: Path) -> None:
 
     model = model_of(placement=SPREAD, storage=tsps.Tiered(folder / f"disk{rank}", memory=TIER_MEMORY))
     (binding,) = support.layer_of(model, "rows").bindings
-    with binding.writing() as writes:
+    with binding.writing(number_of("written")) as writes:
         if writes:
             binding.write_rows(keys, values)
     tsps.collectives.current().barrier("test.written")
@@ -241,7 +242,7 @@ def memory(folder: Path) -> None:
     small = str(folder / "small.weights.h5")
     model.save_weights(small)  # makes everything that is made only once
     model.load_weights(small)
-    with binding.writing() as writes:
+    with binding.writing(number_of("large")) as writes:
         for start in range(0, ROWS, 1 << 14) if writes else ():
             keys = np.arange(start, min(ROWS, start + (1 << 14)), dtype=np.int64)
             binding.write_rows(keys, np.repeat(keys[:, None], DIM, 1).astype(np.float32))
@@ -257,7 +258,7 @@ def memory(folder: Path) -> None:
         assert peak.most < MOST_MIB, (name, peak.most)
     assert (folder / "large.weights.h5").stat().st_size > ROWS * DIM * 8
     tf.keras.backend.clear_session()
-    with binding.writing() as writes:
+    with binding.writing(number_of("zeros")) as writes:
         if writes:
             binding.write_rows(np.arange(100), np.zeros((100, DIM), np.float32))
     with Peak() as peak:

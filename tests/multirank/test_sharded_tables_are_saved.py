@@ -95,4 +95,6 @@ def test_a_rank_that_saves_alone_is_told_who_is_missing() -> None:
         assert job.wait(120) != 0
     assert "in operation 'tsps.save" in job.output, job.output[-20000:]
     # Whichever asks first, the rank in the save or the others elsewhere, names the missing ranks, and where they are.
-    assert re.search(r"ranks have waited \d+ s in operation '\S+' of step \d+ for rank \d of node \d", job.output)
+    assert re.search(
+        r"ranks have waited \d+ s in operation '\S+' of step \d+ (\(line .*\) )?for rank \d of node \d", job.output
+    )
