@@ -31,8 +31,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .PHONY: help venv environment core package horovod horovod-if-built venv-tf215 horovod-tf215 \
         build test-build cc-test-build train quick test nightly \
-        pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly restarts-nightly \
-        multirank-tensorflow restarts-tensorflow matrix oracle fuzz-ranks soak \
+        pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly sharded-nightly restarts-nightly \
+        multirank-tensorflow sharded-tensorflow restarts-tensorflow matrix oracle fuzz-ranks soak \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate \
         bench bench-peers cc-bench wheel wheel-smoke bazel lint lint-python format clean docs
 
@@ -118,6 +118,7 @@ TEST_PY = $(PY)
 WORKERS = 3
 PYTEST = $(TEST_PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
 RESTARTS = $(wildcard tests/multirank/test_rest*.py)
+SHARDED = $(wildcard tests/multirank/test_sharded*.py)
 
 pytest: WORKERS = 4
 pytest: build  ## the Python tests of every day
@@ -132,16 +133,22 @@ keras2-smoke: build venv-tf215  ## Python tests of layers, training and distribu
 pytest-nightly: build  ## the Python tests of one process that are marked nightly
 	@$(PYTEST) tests -m nightly $(addprefix --ignore=,tests/multirank tests/matrix) $(PYTEST_ARGS)
 
-multirank-nightly: build  ## the tests of several ranks that are marked nightly, but those of restarts
-	@$(PYTEST) tests/multirank -m nightly $(addprefix --ignore=,$(RESTARTS)) $(PYTEST_ARGS)
+multirank-nightly: build  ## the tests of several ranks that are marked nightly, except for the next two
+	@$(PYTEST) tests/multirank -m nightly $(addprefix --ignore=,$(RESTARTS) $(SHARDED)) $(PYTEST_ARGS)
+
+sharded-nightly: build  ## the tests of sharded tables on several ranks
+	@$(PYTEST) $(SHARDED) -m nightly $(PYTEST_ARGS)
 
 restarts-nightly: build  ## the tests of several ranks that kill a job and start it again
 	@$(PYTEST) $(RESTARTS) -m nightly $(PYTEST_ARGS)
 
-multirank-tensorflow: build  ## all tests of several ranks, but those of restarts, connected by TensorFlow's own collectives
-	@$(PYTEST) tests/multirank -m "" $(addprefix --ignore=,$(RESTARTS)) --collectives=tensorflow $(PYTEST_ARGS)
+multirank-tensorflow: build  ## the tests of several ranks over TensorFlow's own collectives, except for the next two
+	@$(PYTEST) tests/multirank -m "" $(addprefix --ignore=,$(RESTARTS) $(SHARDED)) --collectives=tensorflow $(PYTEST_ARGS)
 
-restarts-tensorflow: build  ## those of restarts, likewise
+sharded-tensorflow: build  ## the tests of sharded tables over TensorFlow's own collectives
+	@$(PYTEST) $(SHARDED) -m "" --collectives=tensorflow $(PYTEST_ARGS)
+
+restarts-tensorflow: build  ## the tests of restarts over TensorFlow's own collectives
 	@$(PYTEST) $(RESTARTS) -m "" --collectives=tensorflow $(PYTEST_ARGS)
 
 # Cases of one run share a job of two ranks:  make matrix PYTEST_ARGS='-k clipping'
@@ -150,7 +157,8 @@ matrix: build  ## the docs' tables of what works with what, row by row, on two r
 
 # make pytest-tf215, make matrix-tf215 and so on: the same under TensorFlow 2.15 (Keras 2). Tests of several ranks need
 # Horovod's launcher there, too.
-multirank-nightly-tf215 restarts-nightly-tf215 multirank-tensorflow-tf215 restarts-tensorflow-tf215 matrix-tf215: horovod-tf215
+$(addsuffix -tf215,multirank-nightly sharded-nightly restarts-nightly matrix): horovod-tf215
+$(addsuffix -tf215,multirank-tensorflow sharded-tensorflow restarts-tensorflow): horovod-tf215
 %-tf215:
 	@$(MAKE) venv-tf215 && $(MAKE) $* TEST_PY=$(VENV_215)/bin/python
 
