@@ -84,7 +84,7 @@ class Tree:
         return cls(path, _commit(path), next((file for file in sources if file.stat().st_mtime > oldest), None))
 
     def __str__(self) -> str:
-        """The path and the commit."""
+        """Returns the path and the commit."""
         return f"{self.path} ({self.commit})" if self.commit else str(self.path)
 
 
@@ -142,7 +142,7 @@ def _slower(figure: float, peer: float, unit: str) -> float:
 
 
 def table(ratios: Sequence[Ratio]) -> str:
-    """The ratios as Markdown."""
+    """Returns the ratios as Markdown."""
     head = ("suite", "case", "variant", "other", "this", "ratio", "lowest - highest", "control")
     lines = [f"| {' | '.join(head)} |", "|---|---|---|---:|---:|---:|---|---:|"]
     for ratio in ratios:

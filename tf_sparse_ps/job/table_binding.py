@@ -115,13 +115,13 @@ class TableBinding:
         return Shard(self.node, self.nodes) if self.nodes > 1 else None
 
     def reader(self) -> Any:
-        """The table as a `tsps.Table`, open for reading."""
+        """Returns the table as a `tsps.Table`, open for reading."""
         if self._reader is None:
             self._reader = Table.open(self.path, "r")
         return self._reader
 
     def trained_by(self) -> tuple[int, int]:
-        """The identity of the optimizer that made the slots of this node, and its number of steps.
+        """Returns the identity of the optimizer that made the slots of this node, and its number of steps.
 
         Identity 0: any optimizer may use the slots.
         """

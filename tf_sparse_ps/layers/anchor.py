@@ -110,7 +110,7 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _k
     """A `tf.Variable` that has become an anchor."""
 
     def carrier(self) -> tf.Tensor:
-        """The variable's own value, float32[0, dim]."""
+        """Returns the variable's own value, float32[0, dim]."""
         value: tf.Tensor = super().value()
         return value
 
@@ -135,7 +135,7 @@ class _GuardedVariable(_tensorflow.ChoosesChildren, _tensorflow.ReadInPython, _k
         return tf.gather_nd(self.value(), indices, name=name)
 
     def numpy(self) -> Any:
-        """The rows of a bounded table, float32[input_dim, dim]."""
+        """Returns the rows of a bounded table, float32[input_dim, dim]."""
         return rows.matrix(self.tsps_binding, "get_weights()")
 
     def ref(self) -> Any:
@@ -228,7 +228,7 @@ if _keras.IS_KERAS_3:
             return tf.TensorShape([config.key_limit or 0, config.dim])
 
         def numpy(self) -> Any:
-            """The rows of a bounded table, float32[input_dim, dim]."""
+            """Returns the rows of a bounded table, float32[input_dim, dim]."""
             return rows.matrix(self.tsps_binding, "get_weights()")
 
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

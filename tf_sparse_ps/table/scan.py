@@ -80,7 +80,7 @@ class Scan:
         self._rows = int(core.rows())
 
     def __len__(self) -> int:
-        """The number of rows of the table. A scan since a mark, or of a shard, returns fewer."""
+        """Returns the number of rows of the table. A scan since a mark, or of a shard, returns fewer."""
         return self._rows
 
     def take_shard(self, shard: Shard) -> None:

@@ -157,7 +157,7 @@ class Table(ParameterFiles):
         self.close()
 
     def __len__(self) -> int:
-        """The number of live keys."""
+        """Returns the number of live keys."""
         return int(self._group.stats(self._index)["rows"])
 
     def __repr__(self) -> str:
