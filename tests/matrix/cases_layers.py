@@ -284,7 +284,7 @@ def policies(rank: Any) -> None:
         actual, want = tf.function(ours)(tf.constant([1])), reference(tf.constant([1]))
         assert actual.dtype == want.dtype
         np.testing.assert_array_equal(tf.cast(actual, tf.float32), tf.cast(want, tf.float32))
-    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, dtype="float64"), "policy mixed_float16")
+    _assert_refused(lambda: tsps.Embedding(ROWS, DIM, dtype="float64"), "a layer cannot have rows of float64")
 
 
 @works("layers", "`layer.compute_dtype` (Keras 3), `layer.dtype` (Keras 2)")

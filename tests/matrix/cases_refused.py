@@ -76,7 +76,7 @@ for _name, _options in (("Nadam", {}), ("Adamax", {}), ("Adadelta", {}), ("Ftrl"
     _without_a_rule(_name, **_options)
 
 
-@refused("training", "`mixed_float16`", r"compile\(\) under mixed_float16 puts one: .*auto_scale_loss=False")
+@refused("training", "`mixed_float16`", r"compile\(\) under mixed_float16 makes one.*auto_scale_loss=False")
 def policy_of_float16(rank: Any) -> None:
     with policy("mixed_float16"):
         _train(lambda: wrapped(optimizer("SGD", 0.05)))
