@@ -157,9 +157,9 @@ class DelayedState(ScheduleState):
           ValueError: A later step has other variables or tables, or the variables of the first step cannot be delayed.
         """
         if self._first_in_flight is None:
-            others = [(v.name, v.dtype) for v in variables if tf.as_dtype(v.dtype) != tf.float32]
-            if others:
-                raise ValueError(f"DelayedGlobal trains float32 variables. Received: {others}")
+            unsupported = [(v.name, v.dtype) for v in variables if tf.as_dtype(v.dtype) != tf.float32]
+            if unsupported:
+                raise ValueError(f"DelayedGlobal trains float32 variables. Received: {unsupported}")
             constrained = [
                 (_keras.variable_name(variable), variable.constraint) for variable in variables if variable.constraint
             ]

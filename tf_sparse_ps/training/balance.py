@@ -74,7 +74,7 @@ class Balance:
         node_sizes = [all_sizes[leader] for leader in self._job.leaders]
         self._compared = []
         for table in tables:
-            sizes = [sizes[table.ordinal] for sizes in node_sizes if table.ordinal in sizes]
+            sizes = [node[table.ordinal] for node in node_sizes if table.ordinal in node]
             if len(sizes) == len(node_sizes):  # a leader may have dropped the layer
                 rows, size = zip(*sizes, strict=True)
                 self._compared.append(Shards(table.config.name, rows, size))

@@ -139,7 +139,7 @@ def refuse_callbacks(model: Any, callbacks: Sequence[Any]) -> None:
 def refuse_projector(model: Any, callback: Any) -> None:
     """Raises UnsupportedError, with the remedy, if TensorBoard's projector would have to show a table.
 
-    The projector finds matrices by class, and reads them from checkpoints of TensorFlow, which do not contain tables.
+    The projector finds matrices by class, and reads them from checkpoints of TensorFlow. Tables are no variables there.
     """
     table_layers = {layer.name for layer in _keras.layers_of(model, TableLayer)}
     keras_layers = [layer for layer in model.layers if isinstance(layer, _keras.keras.layers.Embedding)]
@@ -151,9 +151,9 @@ def refuse_projector(model: Any, callback: Any) -> None:
     if shown:
         raise UnsupportedError(
             f"{type(callback).__name__}(embeddings_freq={callback.embeddings_freq}) cannot show the rows of "
-            f"{', '.join(map(repr, shown))} in the projector: TensorFlow checkpoints do not contain them. Leave "
-            "embeddings_freq and the layer's embeddings_metadata out. After training, save a copy of a bounded table: "
-            "tf.train.Checkpoint(embedding=tf.Variable(layer.get_weights()[0])).save(...)"
+            f"{', '.join(map(repr, shown))} in the projector: they are not a variable of a TensorFlow checkpoint. "
+            "Leave embeddings_freq and the layer's embeddings_metadata out. After training, save a copy of a bounded "
+            "table: tf.train.Checkpoint(embedding=tf.Variable(layer.get_weights()[0])).save(...)"
         )
 
 

@@ -72,9 +72,7 @@ bool ReadView::Mapped(int table) const {
   TableFiles& files = Files(table);
   Status status = files.CheckFiles(StateOf(table));
   if (status.ok() && overlay_ != nullptr) {
-    const auto list = files.BoundPlanes(StateOf(table));
-    status =
-        list.ok() ? overlay_->CheckPlanes(static_cast<int>(PlaceOf(table)), **list) : list.status();
+    status = overlay_->CheckPlanes(static_cast<int>(PlaceOf(table)), *files.Planes(StateOf(table)));
   }
   if (status.ok()) return true;
   Fail(std::move(status));
@@ -87,15 +85,15 @@ void ReadView::Fail(Status status) const {
 }
 
 void ReadView::FindRows(int table, const int64_t* keys, size_t n, uint32_t* rows) const {
-  Probe(table, keys, n, rows, nullptr);
+  if (Mapped(table)) {
+    Probe(table, keys, n, rows, nullptr);
+  } else {
+    std::fill_n(rows, n, kAbsentRow);
+  }
 }
 
 void ReadView::Probe(int table, const int64_t* keys, size_t n, uint32_t* rows,
                      const tsps::Plane* fetch) const {
-  if (!Mapped(table)) {
-    std::fill_n(rows, n, kAbsentRow);
-    return;
-  }
   const TableFiles& files = Files(table);
   const TableState& state = StateOf(table);
   const int64_t astray =
@@ -113,16 +111,21 @@ void ReadView::Find(int table, const int64_t* keys, size_t n, const char** rows,
   constexpr size_t kFetchedBytes = 128u << 10;
   uint32_t scratch[kChunk];
   const PlaneList* const list = Planes(table);
-  const tsps::Plane* const embedding = list == nullptr ? nullptr : &list->embedding();
-  const bool fetch = list != nullptr && n * embedding->row_bytes <= kFetchedBytes;
+  if (list == nullptr) {
+    std::fill_n(rows, n, nullptr);
+    if (numbers != nullptr) std::fill_n(numbers, n, kAbsentRow);
+    return;
+  }
+  const tsps::Plane& embedding = list->embedding();
+  const tsps::Plane* const fetch = n * embedding.row_bytes <= kFetchedBytes ? &embedding : nullptr;
   for (size_t begin = 0; begin < n; begin += kChunk) {
     const size_t m = std::min(kChunk, n - begin);
     uint32_t* const row_numbers = numbers == nullptr ? scratch : numbers + begin;
-    Probe(table, keys + begin, m, row_numbers, fetch ? embedding : nullptr);
+    Probe(table, keys + begin, m, row_numbers, fetch);
     for (size_t i = 0; i < m; ++i) {
       const uint32_t row = row_numbers[i];
       rows[begin + i] = row == kAbsentRow     ? nullptr
-                        : overlay_ == nullptr ? embedding->row(row)
+                        : overlay_ == nullptr ? embedding.row(row)
                                               : Plane(table, 0, row);
     }
   }

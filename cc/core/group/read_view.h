@@ -94,7 +94,7 @@ class ReadView {
   // callback again. Returns false also if the table was removed, has outgrown what this process has
   // mapped of it, or lost its files before this process saw them grow; Read() then fails.
   bool Mapped(int table) const;
-  // FindRows, which can also prefetch the rows.
+  // FindRows of a mapped table, which can also prefetch the rows.
   void Probe(int table, const int64_t* keys, size_t n, uint32_t* rows,
              const tsps::Plane* fetch) const;
   // Makes Read() fail with this status, if everything was read from one state.

@@ -193,7 +193,6 @@ bool Scan::MapTables() {
     const TableState& state = state_.tables[place];
     if (!files->CheckFiles(state).ok()) return false;
     const PlaneList* const list = files->Planes(state);
-    if (list == nullptr) return false;
     parts_.push_back({table, std::move(files), list, WantedPlanes(*list, options_)});
     if (announced()) file().end(parts_.size() - 1).store(state.rows, std::memory_order_relaxed);
   }

@@ -221,7 +221,6 @@ Status TableFiles::CheckState(const TableState& state) {
     return Damaged(folder_, on_disk ? "it has rows on disk, but no file records.config"
                                     : "it has a file records.config, but no rows on disk");
   }
-  TSPS_RETURN_IF_ERROR(BoundPlanes(state).status());
   return CheckFiles(state);
 }
 

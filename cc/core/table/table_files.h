@@ -56,7 +56,6 @@ class TableFiles {
   std::shared_ptr<const TableConfig> shared_config() const { return config_; }
   const std::string& folder() const { return folder_; }
   size_t dim() const { return static_cast<size_t>(config_->dim); }
-  size_t row_bytes() const { return dim() * ElementBytes(config_->row_type); }
 
   MappedFile& directory() { return *directory_; }
   MappedFile& segments() { return *segments_; }
