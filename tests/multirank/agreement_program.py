@@ -25,17 +25,17 @@ Found = dict[str, Any]
 
 
 class Interrupted(keras.constraints.Constraint):
-    """A constraint of the dense kernel that is interrupted once, during the update of the dense weights."""
+    """A constraint that halves the dense kernel. It is interrupted once, during the update of the dense weights."""
 
     def __init__(self) -> None:
         self.armed = False
 
     def __call__(self, weight: Any) -> Any:
-        """Returns the weight."""
+        """Returns half the weight."""
         if self.armed:
             self.armed = False
             raise KeyboardInterrupt
-        return weight
+        return weight * 0.5
 
 
 class Trained:
@@ -173,10 +173,10 @@ def dense(**options: Any) -> Found:
 
 
 def best_weights() -> Found:
-    """Rank 0 alone restores the best weights of an epoch."""
+    """Rank 0 alone restores the best weights of an epoch, when it stops: Keras 2 restores them only then."""
     trained = Trained()
     ids, targets = trained.batch()
-    stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True)
+    stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=2, restore_best_weights=True)
     trained.model.fit(ids, targets, BATCH // 2, epochs=3, verbose=0, callbacks=[stop] if on(0) else [])
     meet()
     return {"said": [trained.step()]}

@@ -226,8 +226,13 @@ class LivenessCheck(Watcher):
     def _run(self) -> None:
         before: list[_Waiting] = []
         next_look = time.monotonic() + self._look_s
+        next_find, find_s = 0.0, _POLL_S
         while not self._stop.wait(self._look_s if self._watches() else _POLL_S):
             watches = self._watches()
+            if not watches and time.monotonic() > next_find:  # soon, because a rank may die in its first steps
+                self._members.find_near()
+                find_s = min(2 * find_s, self._look_s)
+                next_find = time.monotonic() + find_s
             if not watches and (dead := self._members.dead()) is not None:
                 self._report_death(dead)
                 return
