@@ -63,20 +63,12 @@ Status UniqueKeys::Init(const KernelContext& context, const Features& features,
                         Executor& executor, bool in_step, bool* refused) {
   *refused = false;
   OpenGroup& owner = *tables.front().owner;
-  if (!in_step) {  // reports an error that no step has reported
-    const Status before = owner.TakeObjection();
-    if (!before.ok()) {
-      return Error(before.code(),
-                   "an earlier lookup of a training step failed, so the step was not made: ",
-                   before.message());
-    }
-  }
+  if (!in_step) TSPS_RETURN_IF_ERROR(ReportObjection(owner));
   const auto path = [&](size_t t) { return tables[t].path(); };
   TSPS_RETURN_IF_ERROR(Dedupe(context, features, keys, inverses, path, executor));
   for (size_t t = 0; t < tables.size(); ++t) {
-    const Status bounds = CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size());
-    if (bounds.ok()) continue;
-    const Status error = WithPosition(bounds, features, static_cast<int>(t), tables[t]);
+    if (CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size()).ok()) continue;
+    const Status error = CheckIds(features, tables, ids_);  // names the position in the ids
     *refused = in_step && owner.Object(error);
     return *refused ? Status() : error;
   }
@@ -115,31 +107,6 @@ Status UniqueKeys::Dedupe(const KernelContext& context, const Features& features
   return Status();
 }
 
-// The core names a position in the unique keys, which does not help the caller. Names the position
-// in the ids instead.
-Status UniqueKeys::WithPosition(const Status& error, const Features& features, int table,
-                                const TableHandle& handle) const {
-  const int64_t limit = handle.config().key_limit;
-  for (int f = 0; f < features.n; ++f) {
-    if (features.table_of[static_cast<size_t>(f)] != table) continue;
-    const int64_t* const id = ids(f).data<int64_t>();
-    for (size_t i = 0; i < ids(f).size(); ++i) {
-      if (id[i] >= 0 && id[i] < limit) continue;
-      std::vector<int64_t> position = ids(f).shape();
-      size_t rest = i;
-      for (size_t axis = position.size(); axis-- > 0;) {
-        const size_t length = static_cast<size_t>(position[axis]);
-        position[axis] = static_cast<int64_t>(rest % length);
-        rest /= length;
-      }
-      return Error(error.code(), "table ", handle.path(), ": ids", ShapeString(position), " = ",
-                   id[i], " is not in [0, ", limit, "). Feature ", f, " of the call, ids of shape ",
-                   ShapeString(ids(f).shape()));
-    }
-  }
-  return error;
-}
-
 std::vector<RowGather> UniqueKeys::Gathers(const std::vector<TableHandle>& tables) const {
   std::vector<RowGather> gathers;
   for (size_t t = 0; t < tables.size(); ++t) {
@@ -156,6 +123,39 @@ void UniqueKeys::Remember(const std::vector<TableHandle>& tables, std::vector<Ro
     numbers.keys = std::move(keys_[t]);
     tables[t].group().row_numbers().Put(tables[t].table, std::move(numbers));
   }
+}
+
+Status ReportObjection(OpenGroup& owner) {
+  const Status objection = owner.TakeObjection();
+  if (objection.ok()) return objection;
+  return Error(objection.code(),
+               "an earlier lookup of a training step failed, so the step was not made: ",
+               objection.message());
+}
+
+Status CheckIds(const Features& features, const std::vector<TableHandle>& tables,
+                const std::vector<Tensor>& ids) {
+  for (int f = 0; f < features.n; ++f) {
+    const Tensor& feature = ids[static_cast<size_t>(f)];
+    const TableHandle& table = features.In(tables, f);
+    const int64_t* const id = feature.data<int64_t>();
+    const Status bounds = CheckKeys(table.config(), id, feature.size());
+    if (bounds.ok()) continue;
+    const int64_t limit = table.config().key_limit;
+    size_t rest = 0;
+    while (id[rest] >= 0 && id[rest] < limit) ++rest;
+    const int64_t refused = id[rest];
+    std::vector<int64_t> position = feature.shape();
+    for (size_t axis = position.size(); axis-- > 0;) {
+      const size_t length = static_cast<size_t>(position[axis]);
+      position[axis] = static_cast<int64_t>(rest % length);
+      rest /= length;
+    }
+    return Error(bounds.code(), "table ", table.path(), ": ids", ShapeString(position), " = ",
+                 refused, " is not in [0, ", limit, "). Feature ", f, " of the call, ids of shape ",
+                 ShapeString(feature.shape()));
+  }
+  return Status();
 }
 
 Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature) {
@@ -207,23 +207,21 @@ Result<Bags> Bags::Read(const KernelContext& context, const Features& features, 
   return bags;
 }
 
-Status ReadRows(const Features& features, const std::vector<TableHandle>& tables,
-                std::vector<RowGather>& gathers, Executor& executor,
-                const std::function<void(int feature)>& read) {
+Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
+                Executor& executor, const std::function<void(size_t gather)>& read) {
   std::vector<size_t> sizes;
   for (const RowGather& gather : gathers) sizes.push_back(gather.n());
-  const std::vector<std::vector<int>> features_of = features.ByTable();
   const auto attempt = [&](const ReadView& view) {
-    ForEachItem(sizes, executor, [&](size_t t) {
-      gathers[t].Find(view, executor);
-      for (const int f : features_of[t]) read(f);
+    ForEachItem(sizes, executor, [&](size_t i) {
+      gathers[i].Find(view, executor);
+      read(i);
     });
     return Status();
   };
   const auto scan_all = [&](Scan& scan) -> Status {
-    for (size_t t = 0; t < gathers.size(); ++t) {
-      TSPS_RETURN_IF_ERROR(gathers[t].Find(scan, executor));
-      for (const int f : features_of[t]) read(f);
+    for (size_t i = 0; i < gathers.size(); ++i) {
+      TSPS_RETURN_IF_ERROR(gathers[i].Find(scan, executor));
+      read(i);
     }
     return Status();
   };

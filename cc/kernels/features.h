@@ -69,12 +69,17 @@ class UniqueKeys {
   void Remember(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers);
 
  private:
-  Status WithPosition(const Status& error, const Features& features, int table,
-                      const TableHandle& handle) const;
-
   std::vector<Tensor> ids_, inverses_;
   std::vector<std::vector<int64_t>> keys_;
 };
+
+// Returns the error of a lookup of a training step that failed and whose step was not made
+// (OpenGroup::Object), or OK. Lookups outside of training steps call it first.
+Status ReportObjection(OpenGroup& owner);
+
+// Refuses ids that are out of their table's range. Names table, feature, position, id and limit.
+Status CheckIds(const Features& features, const std::vector<TableHandle>& tables,
+                const std::vector<Tensor>& ids);
 
 // Refuses positions outside [0, n_keys).
 Status CheckInverse(const Tensor& inverse, size_t n_keys, int feature);
@@ -94,12 +99,11 @@ struct Bags {
                            int splits, int weights, size_t n_items);
 };
 
-// Finds the rows of all tables as of one committed state, and calls read(f) for every feature.
-// Repeats the calls if the writer changed the state meanwhile. Reads small tables in parallel. All
-// tables must be of one group.
-Status ReadRows(const Features& features, const std::vector<TableHandle>& tables,
-                std::vector<RowGather>& gathers, Executor& executor,
-                const std::function<void(int feature)>& read);
+// Finds the rows of all gathers as of one committed state, and calls read(i) for the i-th gather.
+// Repeats the calls if the writer changed the state meanwhile. Runs small gathers in parallel.
+// `tables` are those of the gathers, all of one group.
+Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
+                Executor& executor, const std::function<void(size_t gather)>& read);
 
 }  // namespace tsps
 

@@ -1,5 +1,10 @@
-// TspsLookup: looks up the rows of the ids of N features in T tables of one group.
+// TspsLookup and TspsReadRows: look up the rows of the ids of N features in T tables of one group.
+//
+// TspsLookup serves training: it also finds the unique keys, which the backward pass and the step
+// need. TspsReadRows serves all else, and does not spend time on them.
 #include <algorithm>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/features.h"
@@ -39,10 +44,12 @@ class LookupKernel {
     }
     if (refused) return Status();
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    TSPS_RETURN_IF_ERROR(ReadRows(features_, *tables, gathers, *executor, [&](int f) {
-      features_.In(gathers, f)
-          .CopyRows(unique.inverse(f), unique.ids(f).size(),
-                    rows[static_cast<size_t>(f)].data<float>(), *executor);
+    const std::vector<std::vector<int>> features_of = features_.ByTable();
+    TSPS_RETURN_IF_ERROR(ReadRows(*tables, gathers, *executor, [&](size_t table) {
+      for (const int f : features_of[table]) {
+        gathers[table].CopyRows(unique.inverse(f), unique.ids(f).size(),
+                                rows[static_cast<size_t>(f)].data<float>(), *executor);
+      }
     }));
     unique.Remember(*tables, gathers);
     return Status();
@@ -54,8 +61,58 @@ class LookupKernel {
   TableCache cache_;
 };
 
+class ReadRowsKernel {
+ public:
+  Status Init(const Attributes& attributes) {
+    TSPS_ASSIGN_OR_RETURN(in_step_, attributes.Bool("in_step"));
+    return features_.Init(attributes, false);
+  }
+
+  // Inputs: ids N, paths T, uuids T, carriers T. Outputs: rows N.
+  Status Compute(const KernelContext& context) {
+    const WorkSpan span("read rows");
+    const int n = features_.n, t = features_.tables;
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, n, n + t, t));
+    TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, n + 2 * t));
+    if (!in_step_) TSPS_RETURN_IF_ERROR(ReportObjection(*tables->front().owner));
+    std::vector<Tensor> ids;
+    for (int f = 0; f < n; ++f) {
+      TSPS_ASSIGN_OR_RETURN(Tensor feature, context.Input(f));
+      if (feature.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
+        return Error(Code::kInvalidArgument,
+                     "a call can look up at most 2147483647 ids of a feature. Received: ",
+                     feature.size(), " for feature ", f);
+      }
+      ids.push_back(std::move(feature));
+    }
+    TSPS_RETURN_IF_ERROR(CheckIds(features_, *tables, ids));
+    std::vector<Tensor> rows;
+    std::vector<RowGather> gathers;
+    for (int f = 0; f < n; ++f) {
+      const Tensor& feature = ids[static_cast<size_t>(f)];
+      const TableHandle& table = features_.In(*tables, f);
+      std::vector<int64_t> shape = feature.shape();
+      shape.push_back(table.config().dim);
+      TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, shape));
+      rows.push_back(std::move(output));
+      gathers.emplace_back(table.known, table.table, feature.data<int64_t>(), feature.size());
+    }
+    const std::shared_ptr<Executor> executor = SharedExecutor();
+    return ReadRows(*tables, gathers, *executor,
+                    [&](size_t f) { gathers[f].CopyAll(rows[f].data<float>(), *executor); });
+  }
+
+ private:
+  Features features_;
+  bool in_step_ = false;
+  TableCache cache_;
+};
+
 }  // namespace
 
-void RegisterLookupKernels() { RegisterKernel<LookupKernel>("TspsLookup"); }
+void RegisterLookupKernels() {
+  RegisterKernel<LookupKernel>("TspsLookup");
+  RegisterKernel<ReadRowsKernel>("TspsReadRows");
+}
 
 }  // namespace tsps

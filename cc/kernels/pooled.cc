@@ -50,11 +50,14 @@ class PooledLookupKernel {
     }
     if (refused) return Status();
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    TSPS_RETURN_IF_ERROR(ReadRows(features_, *tables, gathers, *executor, [&](int f) {
-      const size_t i = static_cast<size_t>(f);
-      PoolBags(bags[i].span, features_.In(gathers, f).Floats(*executor),
-               static_cast<size_t>(features_.In(*tables, f).config().dim), pooled[i].data<float>(),
-               *executor);
+    const std::vector<std::vector<int>> features_of = features_.ByTable();
+    TSPS_RETURN_IF_ERROR(ReadRows(*tables, gathers, *executor, [&](size_t table) {
+      const auto dim = static_cast<size_t>((*tables)[table].config().dim);
+      for (const int f : features_of[table]) {
+        const size_t i = static_cast<size_t>(f);
+        PoolBags(bags[i].span, gathers[table].Floats(*executor), dim, pooled[i].data<float>(),
+                 *executor);
+      }
     }));
     unique.Remember(*tables, gathers);
     return Status();
@@ -133,12 +136,15 @@ class PooledWeightGradKernel {
       TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, call.bags[i].weights.shape()));
       outputs.push_back(std::move(output));
     }
-    return ReadRows(features_, *tables, gathers, *executor, [&](int f) {
-      const size_t i = static_cast<size_t>(f);
-      if (call.bags[i].span.weights == nullptr) return;
-      PooledWeightGradient(call.bags[i].span, features_.In(gathers, f).Floats(*executor),
-                           static_cast<size_t>(call.grads[i].dim(1)), call.grads[i].data<float>(),
-                           outputs[i].data<float>(), *executor);
+    const std::vector<std::vector<int>> features_of = features_.ByTable();
+    return ReadRows(*tables, gathers, *executor, [&](size_t table) {
+      for (const int f : features_of[table]) {
+        const size_t i = static_cast<size_t>(f);
+        if (call.bags[i].span.weights == nullptr) continue;
+        PooledWeightGradient(call.bags[i].span, gathers[table].Floats(*executor),
+                             static_cast<size_t>(call.grads[i].dim(1)), call.grads[i].data<float>(),
+                             outputs[i].data<float>(), *executor);
+      }
     });
   }
 

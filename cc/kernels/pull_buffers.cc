@@ -1,6 +1,5 @@
 #include "kernels/pull_buffers.h"
 
-#include <numeric>
 #include <utility>
 
 #include "kernels/features.h"
@@ -8,15 +7,6 @@
 
 namespace tsps {
 namespace {
-
-// Returns features for a lookup of keys: one feature per table.
-Features KeysAlone(int tables) {
-  Features features;
-  features.n = features.tables = tables;
-  features.table_of.resize(static_cast<size_t>(tables));
-  std::iota(features.table_of.begin(), features.table_of.end(), 0);
-  return features;
-}
 
 const int64_t kFlag = 0;
 
@@ -47,10 +37,8 @@ Status ReadRowsOf(const std::vector<TableHandle>& tables,
     (*rows)[t].resize(keys[t].size() * static_cast<size_t>(tables[t].config().dim));
     gathers.emplace_back(tables[t].known, tables[t].table, keys[t].data(), keys[t].size());
   }
-  const auto copy = [&](int t) {
-    gathers[static_cast<size_t>(t)].CopyAll((*rows)[static_cast<size_t>(t)].data(), executor);
-  };
-  return ReadRows(KeysAlone(static_cast<int>(tables.size())), tables, gathers, executor, copy);
+  return ReadRows(tables, gathers, executor,
+                  [&](size_t t) { gathers[t].CopyAll((*rows)[t].data(), executor); });
 }
 
 WireSet FlagSet(bool flag) { return {&kFlag, nullptr, nullptr, flag ? size_t{1} : 0, 0}; }

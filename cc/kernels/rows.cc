@@ -1,6 +1,5 @@
-// The parts of a lookup as separate ops: TspsUnique, TspsReadRows, and TspsGatherRows or
-// TspsPoolRows, which take the rows as inputs, with TspsPoolRowsWeightGrad.
-#include <numeric>
+// The parts of a lookup as separate ops: TspsUnique, and TspsGatherRows or TspsPoolRows, which take
+// rows as inputs, with TspsPoolRowsWeightGrad. TspsReadRows (lookup.cc) can come between.
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,48 +30,6 @@ class UniqueKernel {
 
  private:
   Features features_;
-};
-
-class ReadRowsKernel {
- public:
-  // One feature per table: its unique keys.
-  Status Init(const Attributes& attributes) {
-    TSPS_ASSIGN_OR_RETURN(features_.tables, attributes.Int("T"));
-    features_.n = features_.tables;
-    features_.table_of.resize(static_cast<size_t>(features_.n));
-    std::iota(features_.table_of.begin(), features_.table_of.end(), 0);
-    return Status();
-  }
-
-  // Inputs: keys T, paths T, uuids T, carriers T. Outputs: rows T.
-  Status Compute(const KernelContext& context) {
-    const WorkSpan span("read rows");
-    const int t = features_.tables;
-    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, t, 2 * t, t));
-    TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, 3 * t));
-    std::vector<Tensor> keys, rows;
-    std::vector<RowGather> gathers;
-    for (int i = 0; i < t; ++i) {
-      const TableHandle& table = (*tables)[static_cast<size_t>(i)];
-      TSPS_ASSIGN_OR_RETURN(Tensor table_keys, context.Keys(i));
-      const auto n = table_keys.size();
-      TSPS_RETURN_IF_ERROR(CheckKeys(table.config(), table_keys.data<int64_t>(), n));
-      TSPS_ASSIGN_OR_RETURN(
-          Tensor output, context.Output<float>(i, {static_cast<int64_t>(n), table.config().dim}));
-      gathers.emplace_back(table.known, table.table, table_keys.data<int64_t>(), n);
-      keys.push_back(std::move(table_keys));
-      rows.push_back(std::move(output));
-    }
-    const std::shared_ptr<Executor> executor = SharedExecutor();
-    return ReadRows(features_, *tables, gathers, *executor, [&](int i) {
-      const size_t at = static_cast<size_t>(i);
-      gathers[at].CopyAll(rows[at].data<float>(), *executor);
-    });
-  }
-
- private:
-  Features features_;
-  TableCache cache_;
 };
 
 // The rows of the unique keys of each table, which are inputs of the op.
@@ -140,10 +97,9 @@ class GatherRowsKernel {
       TSPS_ASSIGN_OR_RETURN(const Tensor output, context.Output<float>(f, shape));
       const float* const from = rows.data<float>();
       const auto dim = static_cast<size_t>(rows.dim(1));
-      CopyRowsByPosition(
-          [&](int32_t position) { return from + static_cast<size_t>(position) * dim; },
-          PlaneType::kFloat32, dim, inverse.data<int32_t>(), inverse.size(), output.data<float>(),
-          *executor);
+      const int32_t* const positions = inverse.data<int32_t>();
+      CopyRows([&](size_t i) { return from + static_cast<size_t>(positions[i]) * dim; },
+               PlaneType::kFloat32, dim, inverse.size(), output.data<float>(), *executor);
     }
     return Status();
   }
@@ -220,7 +176,6 @@ class PoolRowsWeightGradKernel {
 
 void RegisterRowsKernels() {
   RegisterKernel<UniqueKernel>("TspsUnique");
-  RegisterKernel<ReadRowsKernel>("TspsReadRows");
   RegisterKernel<GatherRowsKernel>("TspsGatherRows");
   RegisterKernel<PoolRowsKernel>("TspsPoolRows");
   RegisterKernel<PoolRowsWeightGradKernel>("TspsPoolRowsWeightGrad");

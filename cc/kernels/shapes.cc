@@ -248,14 +248,14 @@ void UniqueShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-// Inputs: keys T, paths T, uuids T, carriers T. Outputs: rows T.
+// Inputs: ids N, paths T, uuids T, carriers T. Outputs: rows N.
 void ReadRowsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
-  const int tables = inference.outputs();
-  for (int t = 0; t < tables; ++t) {
-    inference.SetOutput(t,
-                        inference.Concatenate(inference.InputOfRank(t, 1),
-                                              inference.Width(3 * tables + t, 3 * tables + t + 1)));
+  const int features = inference.outputs();
+  const int tables = (inference.inputs() - features) / 3;
+  const Shape width = inference.Width(features + 2 * tables, features + 3 * tables);
+  for (int f = 0; f < features; ++f) {
+    inference.SetOutput(f, inference.Concatenate(inference.Input(f), width));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "core/group/row_gather.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -102,6 +103,24 @@ TEST_F(RowGatherTest, FindsAgainWhenOtherKeysAreAbsent) {
   ASSERT_TSPS_OK(Step(t, {2}, 0.25f));
   ASSERT_TSPS_OK(find());
   EXPECT_EQ(gather.Floats(serial)[1][3], initial[3] - 0.25f);
+}
+
+TEST_F(RowGatherTest, TakesKeysThatRepeat) {
+  const int t = AddTable("t", 4);
+  Train(t, 10);
+  const std::vector<int64_t> keys = {3, 5, 3, -1, 5, 9, -1, 5};
+  SerialExecutor serial;
+  RowGather gather(*group_->Config(t), t, keys.data(), keys.size());
+  std::vector<float> out(keys.size() * 4);
+  ASSERT_TSPS_OK(group_->Read([&](const ReadView& view) {
+    gather.Find(view, serial);
+    gather.CopyAll(out.data(), serial);
+    return Status();
+  }));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const std::vector<float> expected = LookupRow(*group_, t, keys[i]);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), &out[i * 4])) << i;
+  }
 }
 
 TEST_F(RowGatherTest, TakesNoKeys) {

@@ -572,6 +572,22 @@ TEST_F(FailingDiskTest, ABindingIsDoneWholeOrNotAtAll) {
   EXPECT_GT(failures, 3u);
 }
 
+TEST_F(TieredTableTest, LookupsTakeKeysThatRepeat) {
+  Bind(Adagrad());
+  std::mt19937_64 random(1);
+  for (int n = 0; n < 12; ++n) ASSERT_TSPS_OK(Apply(Commit::Draw(random, kKeys, 700, 40)));
+  std::vector<int64_t> keys;
+  for (int64_t key = 0; key < kKeys + 20; ++key) {  // some never had a row
+    for (int64_t times = 0; times <= key % 3; ++times) keys.push_back(key * 7 % (kKeys + 20));
+  }
+  const std::vector<float> rows = Lookup(*group_, tiered_, keys);
+  EXPECT_EQ(rows, Lookup(*group_, plain_, keys));
+  for (size_t i = 0; i < keys.size(); i += 97) {
+    const std::vector<float> row = Lookup(*group_, tiered_, {keys[i]});
+    EXPECT_TRUE(std::equal(row.begin(), row.end(), &rows[i * kDim])) << keys[i];
+  }
+}
+
 TEST_F(FailingDiskTest, ReadersSayWhichFileCannotBeRead) {
   Bind(Adagrad());
   for (int n = 0; n < 12; ++n) ASSERT_TSPS_OK(Change(n));

@@ -139,20 +139,28 @@ def unique(ids: Sequence[tf.Tensor], table_of: Sequence[int], n_tables: int) -> 
 
 
 def read_rows(
-    keys: Sequence[tf.Tensor], paths: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor]
+    ids: Sequence[tf.Tensor],
+    paths: Sequence[tf.Tensor],
+    uuids: Sequence[tf.Tensor],
+    carriers: Sequence[tf.Tensor],
+    table_of: Sequence[int],
+    *,
+    in_step: bool = False,
 ) -> list[tf.Tensor]:
-    """Reads the rows of unique keys in T tables of one group, all in one step: T of float32[u_t, dim].
+    """Looks up the rows of ids as `lookup` does, without their unique keys: N of float32[*ids.shape, dim].
 
-    No gradient passes through this op. `gather_rows` and `pool_rows` pass the gradients to their carriers.
+    It is the faster lookup where no gradient is taken. If one is taken, the backward pass finds the unique keys.
 
     Args:
-        keys: The unique keys of each table, T of int64[u_t].
-        paths: See `lookup`; likewise uuids and carriers.
+        ids: See `lookup`; likewise paths, uuids, carriers and table_of.
+        in_step: Whether a step of the tables follows. Then the step reports an error of an earlier lookup
+            (`allow_objections`).
 
     Raises:
         InvalidArgumentError, NotFoundError, FailedPreconditionError: See `lookup`.
     """
-    rows: list[tf.Tensor] = lib.tsps_read_rows(keys, paths, uuids, carriers)
+    rows: list[tf.Tensor] = lib.tsps_read_rows(ids, paths, uuids, carriers, table_of=list(table_of), in_step=in_step)
+    _set_widths(rows, carriers, table_of)
     return rows
 
 
@@ -285,8 +293,17 @@ def _combiners(op: Any) -> list[str]:
     return [tf.compat.as_str(combiner) for combiner in op.get_attr("combiners")]
 
 
+@tf.RegisterGradient("TspsReadRows")
+def _read_rows_gradient(op: Any, *grads: Any) -> list[Any]:
+    refuse_constructs()
+    n, t = op.get_attr("N"), op.get_attr("T")
+    table_of = list(op.get_attr("table_of"))
+    inverses, keys = unique(op.inputs[:n], table_of, t)
+    sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads], inverses, keys, table_of)
+    return [None] * (n + 2 * t) + _slices(sums, keys, op.inputs[n + t : n + 2 * t], table_of)
+
+
 tf.no_gradient("TspsUnique")
-tf.no_gradient("TspsReadRows")
 
 
 @tf.RegisterGradient("TspsGatherRows")

@@ -167,7 +167,7 @@ class DeviceStore:
         with tf.device(_HOST):
             with tf.control_dependencies([after]):
                 taken = _ops.cache_take(self.number, ids)
-            (from_host,) = _ops.read_rows([taken.absent], [path], [self._uuid], [self._carrier])
+            (from_host,) = _ops.read_rows([taken.absent], [path], [self._uuid], [self._carrier], [0], in_step=True)
             from_host = self._link.down(self._stored(from_host))
             if to != self.device:
                 _ops.cache_exchanged(self.number, tf.size(taken.slots) + tf.size(taken.positions), 0)

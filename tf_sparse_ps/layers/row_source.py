@@ -106,13 +106,15 @@ class SharedTable(RowSource):
     @classmethod
     def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """See `RowSource.read`."""
-        return _ops.read_rows(keys, *_named(sources))
+        return _ops.read_rows(keys, *_named(sources), list(range(len(sources))))
 
     @classmethod
     def look_up(
         cls, sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]
     ) -> list[tf.Tensor]:
         """See `RowSource.look_up`."""
+        if not _tensorflow.is_recording():
+            return _ops.read_rows(ids, *_named(sources), table_of)
         return _ops.lookup(ids, *_named(sources), table_of, in_step=_is_in_step(sources)).rows
 
     @classmethod

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/prefetch.h"
+#include "core/gradients/key_numbers.h"
 #include "core/group/row_copy.h"
 #include "core/table/initializer.h"
 #include "core/table/planes.h"
@@ -43,42 +44,60 @@ void RowGather::Find(const ReadView& view, Executor& executor) {
   const auto read = [&](const int64_t* keys, size_t n, const auto& visit) {
     return view.ReadRecords(table_, keys, n, visit, &found_.places);
   };
-  Fetch(std::move(absent), read, executor);
+  Fill(std::move(absent), read, executor);
 }
 
-void RowGather::Fetch(std::vector<uint32_t> absent, const Read& read, Executor& executor) {
-  if (!config_->storage.tiered() || absent.empty()) {
-    return Initialize(std::move(absent), executor);
-  }
-  std::vector<int64_t> keys(absent.size());
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = keys_[absent[i]];
-  fetched_.resize(keys.size() * row_bytes_);
-  std::vector<char> on_disk(keys.size());  // not bits, because threads write neighbouring ones
-  // A record begins with the embedding.
-  status_ = read(keys.data(), keys.size(), [&](size_t i, const char* payload) {
-    std::memcpy(&fetched_[i * row_bytes_], payload, row_bytes_);
-    on_disk[i] = 1;
-  });
-  std::vector<uint32_t> missing;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (on_disk[i] == 0) missing.push_back(absent[i]);
-    rows_[absent[i]] = &fetched_[i * row_bytes_];
-  }
-  Initialize(std::move(missing), executor);
-}
-
-void RowGather::Initialize(std::vector<uint32_t> absent, Executor& executor) {
+void RowGather::Fill(std::vector<uint32_t> absent, const Read& read, Executor& executor) {
   floats_.reset();
   if (absent != absent_) {
     absent_ = std::move(absent);
-    initial_.reset(new char[absent_.size() * row_bytes_]);
-    executor.ParallelFor(absent_.size(), kInitialGrain, [&](size_t begin, size_t end) {
+    NumberAbsentKeys();
+  }
+  std::vector<const char*> rows(absent_keys_.size());
+  if (config_->storage.tiered() && !absent_keys_.empty()) FetchRows(read, &rows);
+  Initialize(&rows, executor);
+  for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = rows[key_of_absent_[i]];
+}
+
+void RowGather::NumberAbsentKeys() {
+  KeyNumbers numbers(absent_.size());
+  key_of_absent_.resize(absent_.size());
+  for (size_t i = 0; i < absent_.size(); ++i) key_of_absent_[i] = numbers.Add(keys_[absent_[i]]);
+  absent_keys_ = numbers.Keys();
+  initial_keys_.clear();
+  initial_.reset();
+}
+
+void RowGather::FetchRows(const Read& read, std::vector<const char*>* rows) {
+  fetched_.resize(absent_keys_.size() * row_bytes_);
+  std::vector<char> on_disk(absent_keys_.size());  // not bits, because threads write neighbors
+  // A record begins with the embedding.
+  status_ = read(absent_keys_.data(), absent_keys_.size(), [&](size_t key, const char* payload) {
+    std::memcpy(&fetched_[key * row_bytes_], payload, row_bytes_);
+    on_disk[key] = 1;
+  });
+  for (size_t key = 0; key < rows->size(); ++key) {
+    if (on_disk[key] != 0) (*rows)[key] = &fetched_[key * row_bytes_];
+  }
+}
+
+void RowGather::Initialize(std::vector<const char*>* rows, Executor& executor) {
+  std::vector<uint32_t> missing;
+  for (size_t key = 0; key < rows->size(); ++key) {
+    if ((*rows)[key] == nullptr) missing.push_back(static_cast<uint32_t>(key));
+  }
+  if (missing != initial_keys_) {
+    initial_keys_ = std::move(missing);
+    initial_.reset(new char[initial_keys_.size() * row_bytes_]);
+    executor.ParallelFor(initial_keys_.size(), kInitialGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
-        InitialRow(*config_, keys_[absent_[i]], &initial_[i * row_bytes_]);
+        InitialRow(*config_, absent_keys_[initial_keys_[i]], &initial_[i * row_bytes_]);
       }
     });
   }
-  for (size_t i = 0; i < absent_.size(); ++i) rows_[absent_[i]] = &initial_[i * row_bytes_];
+  for (size_t i = 0; i < initial_keys_.size(); ++i) {
+    (*rows)[initial_keys_[i]] = &initial_[i * row_bytes_];
+  }
 }
 
 RowNumberCache::Found RowGather::TakeFound() { return std::move(found_); }
@@ -98,14 +117,8 @@ const float* const* RowGather::Floats(Executor& executor) {
 }
 
 void RowGather::CopyAll(float* out, Executor& executor) const {
-  const auto dim = static_cast<size_t>(config_->dim);
-  executor.ParallelFor(
-      n_, std::max<size_t>(1, kCopyBytes / (dim * sizeof(float))), [&](size_t begin, size_t end) {
-        for (size_t i = begin; i < end; ++i) {
-          PrefetchAhead<kAhead>(i, end, [&](size_t next) { Prefetch(rows_[next], row_bytes_); });
-          ReadRow(config_->row_type, rows_[i], dim, /*stream=*/false, out + i * dim);
-        }
-      });
+  tsps::CopyRows([this](size_t i) { return rows_[i]; }, config_->row_type,
+                 static_cast<size_t>(config_->dim), n_, out, executor);
 }
 
 Status RowGather::Find(Scan& scan, Executor& executor) {
@@ -124,13 +137,13 @@ Status RowGather::Find(Scan& scan, Executor& executor) {
   const auto read = [&](const int64_t* keys, size_t n, const auto& visit) {
     return scan.ReadRecords(table_, keys, n, visit);
   };
-  Fetch(std::move(absent), read, executor);
+  Fill(std::move(absent), read, executor);
   return status_;
 }
 
 void RowGather::CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const {
-  CopyRowsByPosition([this](int32_t position) { return rows_[position]; }, config_->row_type,
-                     static_cast<size_t>(config_->dim), inverse, n, out, executor);
+  tsps::CopyRows([this, inverse](size_t i) { return rows_[inverse[i]]; }, config_->row_type,
+                 static_cast<size_t>(config_->dim), n, out, executor);
 }
 
 }  // namespace tsps

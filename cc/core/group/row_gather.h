@@ -15,11 +15,12 @@
 
 namespace tsps {
 
-// The rows of unique keys of one table, for use inside of Group::Read(), which may run its callback
+// The rows of keys of one table, for use inside of Group::Read(), which may run its callback
 // several times. Not thread-safe.
 class RowGather {
  public:
-  // `keys` is int64[n] and must outlive this. `numbers`: keep the row numbers for TakeFound().
+  // `keys` is int64[n] and must outlive this. Keys may repeat. `numbers`: keep the row numbers of
+  // unique keys for TakeFound().
   RowGather(std::shared_ptr<const TableConfig> config, int table, const int64_t* keys, size_t n,
             bool numbers = false);
 
@@ -48,11 +49,17 @@ class RowGather {
   void CopyAll(float* out, Executor& executor) const;
 
  private:
-  // Gives keys that are not in memory their rows on disk, with `read`, or initial ones.
   using Read = std::function<Status(const int64_t* keys, size_t n,
                                     const std::function<void(size_t, const char*)>& visit)>;
-  void Fetch(std::vector<uint32_t> absent, const Read& read, Executor& executor);
-  void Initialize(std::vector<uint32_t> absent, Executor& executor);
+  // Gives keys that are not in memory their rows on disk, with `read`, or initial ones. `absent`:
+  // their positions.
+  void Fill(std::vector<uint32_t> absent, const Read& read, Executor& executor);
+  // Sets absent_keys_ and key_of_absent_.
+  void NumberAbsentKeys();
+  // Sets (*rows)[i] to the row of absent_keys_[i] if it is on disk.
+  void FetchRows(const Read& read, std::vector<const char*>* rows);
+  // Sets each item that is null to the initial row of its key.
+  void Initialize(std::vector<const char*>* rows, Executor& executor);
 
   const std::shared_ptr<const TableConfig> config_;
   const int table_;
@@ -66,9 +73,12 @@ class RowGather {
   std::unique_ptr<const float*[]> floats_;  // once Floats() was called
   std::unique_ptr<float[]> widened_;  // float[n, dim], the target of floats_ if rows are narrow
   Status status_;
-  std::vector<uint32_t> absent_;     // positions of absent keys
-  std::unique_ptr<char[]> initial_;  // rows of the absent keys
-  std::vector<char> fetched_;        // rows that are on disk
+  std::vector<uint32_t> absent_;         // positions of absent keys
+  std::vector<int64_t> absent_keys_;     // these keys, each once
+  std::vector<uint32_t> key_of_absent_;  // absent_keys_ has the key of absent_[i] at this position
+  std::vector<uint32_t> initial_keys_;   // positions in absent_keys_ of keys with initial rows
+  std::unique_ptr<char[]> initial_;      // their rows
+  std::vector<char> fetched_;            // room for a row of each absent key, for those on disk
 };
 
 }  // namespace tsps
