@@ -171,9 +171,9 @@ def broadcast_variables(variables: Sequence[Any], root: int, collectives: Collec
         if rank_signature != signature:
             pairs = zip(rank_signature, signature, strict=False)
             raise ValueError(
-                "the ranks have different variables, or variables of different types or shapes: rank "
-                f"{rank} has {len(rank_signature)}, rank {collectives.rank} has {len(signature)}. The first that differ "
-                f"are {[pair for pair in pairs if pair[0] != pair[1]][:3]}"
+                "the ranks have different variables, or variables of different types or shapes: "
+                f"rank {rank} has {len(rank_signature)}, rank {collectives.rank} has {len(signature)}. The first that "
+                f"differ are {[pair for pair in pairs if pair[0] != pair[1]][:3]}"
             )
     for dtype in sorted({variable.dtype.name for variable in dense}):
         same = [variable for variable in dense if variable.dtype.name == dtype]
