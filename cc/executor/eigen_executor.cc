@@ -109,6 +109,12 @@ EigenExecutor::~EigenExecutor() {
   if (getpid() == creator_) delete pool_.load(std::memory_order_acquire);
 }
 
+int EigenExecutor::threads() const {
+  const Pool* const pool = pool_.load(std::memory_order_acquire);
+  const bool is_worker = pool != nullptr && pool->workers.CurrentThreadId() >= 0;
+  return is_worker || getpid() != creator_ ? 1 : threads_;
+}
+
 EigenExecutor::Pool* EigenExecutor::StartedPool() {
   Pool* pool = pool_.load(std::memory_order_acquire);
   if (pool != nullptr) return pool;

@@ -18,7 +18,8 @@ namespace tsps {
 // Thread-safe: several threads may call ParallelFor at once and share the workers.
 //
 // A call from inside one of the pool's threads runs serially, so nesting cannot wait for itself. In
-// a child of fork(), where the workers do not exist, everything runs serially.
+// a child of fork(), where the workers do not exist, everything runs serially. threads() is 1
+// there.
 class EigenExecutor final : public Executor {
  public:
   // `threads` includes the calling one; 0 means one per processor that this process may use. The
@@ -29,7 +30,7 @@ class EigenExecutor final : public Executor {
   EigenExecutor(const EigenExecutor&) = delete;
   EigenExecutor& operator=(const EigenExecutor&) = delete;
 
-  int threads() const override { return threads_; }
+  int threads() const override;
   void ParallelFor(size_t n, size_t grain,
                    const std::function<void(size_t begin, size_t end)>& body) override;
 

@@ -57,6 +57,33 @@ TEST(EigenExecutor, SeveralThreadsMayCallAtOnce) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST(EigenExecutor, LoopsInsideOfAWorkerHaveOneThread) {
+  EigenExecutor executor(2);
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> arrived{0}, wrong{0};
+  executor.ParallelFor(2, 1, [&](size_t, size_t) {
+    ++arrived;
+    while (arrived < 2) std::this_thread::yield();  // so that each thread gets one
+    wrong += executor.threads() != (std::this_thread::get_id() == caller ? 2 : 1);
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(EigenExecutor, SharesCoverAllItemsOnce) {
+  EigenExecutor executor(3);
+  for (const bool worth_sharing : {false, true}) {
+    std::vector<std::atomic<int>> visits(1000);
+    std::atomic<int> calls{0};
+    ForEachShare(worth_sharing, executor, [&](size_t share, size_t shares) {
+      EXPECT_EQ(shares, worth_sharing ? 3u : 1u);
+      ++calls;
+      for (uint32_t i = 0; i < visits.size(); ++i) visits[i] += ShareOf(i, shares) == share;
+    });
+    EXPECT_EQ(calls, worth_sharing ? 3 : 1);
+    for (const std::atomic<int>& n : visits) EXPECT_EQ(n, 1);
+  }
+}
+
 TEST(EigenExecutor, NestedCallsEnd) {
   EigenExecutor executor(3);
   std::atomic<int> visits{0};

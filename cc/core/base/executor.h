@@ -6,6 +6,7 @@
 #define TFSPS_CORE_BASE_EXECUTOR_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -14,6 +15,7 @@ namespace tsps {
 class Executor {
  public:
   virtual ~Executor() = default;
+  // Returns the number of threads that a loop which begins here may have.
   virtual int threads() const = 0;
 
   // Calls body(begin, end) for disjoint ranges that cover [0, n), and returns after all of them.
@@ -32,6 +34,22 @@ class SerialExecutor final : public Executor {
     if (n > 0) body(0, n);
   }
 };
+
+// Calls body(share, shares) for all shares, in parallel, or with one share if `worth_sharing` is
+// false. It is for loops in which an item belongs to one share, by its key or row: every call goes
+// through all items, and takes its own.
+inline void ForEachShare(bool worth_sharing, Executor& executor,
+                         const std::function<void(size_t share, size_t shares)>& body) {
+  const size_t shares = worth_sharing ? static_cast<size_t>(executor.threads()) : 1;
+  executor.ParallelFor(shares, 1, [&](size_t begin, size_t end) {
+    for (size_t share = begin; share < end; ++share) body(share, shares);
+  });
+}
+
+// Returns the share that the items of this number belong to.
+inline size_t ShareOf(uint32_t number, size_t shares) {
+  return static_cast<size_t>((uint64_t{number * 2654435761u} * shares) >> 32);
+}
 
 // Calls body(i) for every item. sizes[i] is the amount of work of item i. An item with more than a
 // thread's fair share runs alone, so that its own ParallelFor has all threads; the other items run

@@ -150,14 +150,10 @@ Status SumRowsByKey(const std::vector<RowSpan>& spans, size_t n_keys, size_t dim
     return Error(Code::kInvalidArgument, "inverse[", bad, "] must be in [0, ", n_keys,
                  "), the number of keys. Received: ", span.inverse[bad]);
   }
-  const bool worth_sharing = n * dim >= kWorthSharing;
-  const size_t shares = worth_sharing ? static_cast<size_t>(executor.threads()) : 1;
-  executor.ParallelFor(shares, 1, [&](size_t begin, size_t end) {
-    for (size_t s = begin; s < end; ++s) {
-      ShareOfSums share{s, shares, dim, sums};
-      for (const RowSpan& span : spans) AddSpan(span, &share);
-      share.Extend(n_keys);  // keys without rows
-    }
+  ForEachShare(n * dim >= kWorthSharing, executor, [&](size_t number, size_t shares) {
+    ShareOfSums share{number, shares, dim, sums};
+    for (const RowSpan& span : spans) AddSpan(span, &share);
+    share.Extend(n_keys);  // keys without rows
   });
   return Status();
 }

@@ -67,6 +67,9 @@ class MutationWait {
   uint64_t sealed_ns_ = 0;  // the time when the seal was first seen; 0: it is not sealed
 };
 
+// Fewer keys than this are not worth a second thread.
+constexpr size_t kSharedKeys = 16384;
+
 // Finds repeated row numbers. It is kept from step to step and has one bit per row of a table,
 // which is 0 between calls.
 class RowMarks {

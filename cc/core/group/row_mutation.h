@@ -122,6 +122,8 @@ class RowMutation {
   void SetRows(const RowPlan& plan, const uint32_t* positions, size_t n, bool fresh);
   // Adds the fresh keys to the index, and removes erased ones.
   void WriteIndex();
+  // Adds the fresh keys whose segments belong to a share of the index.
+  void InsertFresh(const RowPlan& plan, size_t share, size_t shares);
   void EraseEntries(const RowPlan& plan);
   // Sets what the committed state becomes.
   void WriteState();

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/fault_point.h"
-#include "core/gradients/dedupe.h"
+#include "core/gradients/key_numbers.h"
 #include "core/group/probe.h"
 #include "core/group/row_mutation.h"
 #include "core/group/table_number.h"
@@ -15,6 +15,12 @@ namespace tsps {
 namespace {
 
 constexpr size_t kPlanGrain = 4096;
+
+void LowerTo(std::atomic<size_t>& value, size_t candidate) {
+  size_t now = value.load(std::memory_order_relaxed);
+  while (candidate < now && !value.compare_exchange_weak(now, candidate)) {
+  }
+}
 
 Status Repeated(const TableFiles& files, int64_t key) {
   return Error(Code::kInvalidArgument, "table ", files.folder(), ": key ", key,
@@ -107,13 +113,19 @@ Status RowMutation::PlanTable(RowPlan& plan) {
 Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
   const size_t n = plan.fresh.size();
   if (n == 0) return Status();
-  std::vector<int64_t> keys(n);
-  for (size_t i = 0; i < n; ++i) keys[i] = plan.keys[plan.fresh[i]];
-  std::vector<int32_t> numbers(n);
-  if (Dedupe({{keys.data(), n, numbers.data()}}).size() == n) return Status();
-  size_t repeated = 0;
-  while (numbers[repeated] == static_cast<int32_t>(repeated)) ++repeated;
-  return Repeated(*group_.files(plan.table), keys[repeated]);
+  std::atomic<size_t> first{n};  // the first that is there twice
+  ForEachShare(n >= kSharedKeys, executor_, [&](size_t share, size_t shares) {
+    KeyNumbers numbers(n / shares);
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t key = plan.keys[plan.fresh[i]];
+      if (shares > 1 && ShareOf(static_cast<uint32_t>(HashKey(key, 0)), shares) != share) continue;
+      const size_t expected = numbers.size();
+      if (numbers.Add(key) == expected) continue;
+      LowerTo(first, i);
+      break;
+    }
+  });
+  return first == n ? Status() : Repeated(*group_.files(plan.table), plan.keys[plan.fresh[first]]);
 }
 
 Status RowMutation::FindErased(RowPlan& plan) {

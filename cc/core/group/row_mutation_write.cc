@@ -139,20 +139,39 @@ void RowMutation::Begin() {
 
 void RowMutation::WriteIndex() {
   for (const RowPlan& plan : plans_) {
-    TableFiles& files = *group_.files(plan.table);
-    const TableState& state = StateOf(plan);
-    const RowPlanes planes = Planes(plan);
-    for (size_t k = 0; k < plan.fresh.size(); ++k) {
+    ForEachShare(plan.fresh.size() >= kSharedKeys, executor_,
+                 [&](size_t share, size_t shares) { InsertFresh(plan, share, shares); });
+    EraseEntries(plan);
+  }
+}
+
+void RowMutation::InsertFresh(const RowPlan& plan, size_t share, size_t shares) {
+  constexpr size_t kInFlight = 64;  // inserts whose entries are prefetched
+  struct Insert {
+    Segment* segment;
+    uint64_t hash;
+    uint32_t i;
+  } inserts[kInFlight];
+  TableFiles& files = *group_.files(plan.table);
+  const TableState& state = StateOf(plan);
+  const RowPlanes planes = Planes(plan);
+  for (size_t k = 0; k < plan.fresh.size();) {
+    size_t n = 0;
+    for (; k < plan.fresh.size() && n < kInFlight; ++k) {
       const uint32_t i = plan.fresh[k];
-      PrefetchAhead(k, plan.fresh.size(),
-                    [&](size_t next) { PrefetchEntry(files, state, plan.keys[plan.fresh[next]]); });
       const uint64_t hash = HashKey(plan.keys[i], state.index_seed);
-      const uint32_t segment = files.directory_entries()[DirectoryPosition(hash, state.depth)];
-      InsertInSegment(files.segment(segment), plan.keys[i], hash, plan.rows[i]);
+      const uint32_t number = files.directory_entries()[DirectoryPosition(hash, state.depth)];
+      if (ShareOf(number, shares) != share) continue;
+      Segment* const segment = files.segment(number);
+      PrefetchLine(&segment->entries[HomeEntry(hash)]);
+      inserts[n++] = {segment, hash, i};
+    }
+    for (size_t j = 0; j < n; ++j) {
+      const auto& [segment, hash, i] = inserts[j];
+      InsertInSegment(segment, plan.keys[i], hash, plan.rows[i]);
       planes.Touch(plan.rows[i]);
       TSPS_FAULT_POINT("commit.insert");
     }
-    EraseEntries(plan);
   }
 }
 
