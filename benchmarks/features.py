@@ -18,12 +18,12 @@ class SeparateLayers(keras.layers.Layer):
     their surroundings.
 
     Args:
-        make: A function that returns the layer of a feature's name.
+        make: A function that returns the layer of a feature, from its number.
     """
 
-    def __init__(self, make: Callable[[str], Any]) -> None:
+    def __init__(self, make: Callable[[int], Any]) -> None:
         super().__init__()
-        self.separate = [make(name) for name in feature_sizes.NAMES]
+        self.separate = [make(feature) for feature in range(feature_sizes.FEATURES)]
 
     def build(self, shape: tuple[int, ...]) -> None:
         """Makes the tables."""

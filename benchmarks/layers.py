@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -11,8 +13,8 @@ from benchmarks import feature_sizes, features, harness, rules, steps
 
 
 def run(options: harness.Options) -> list[harness.Result]:
-    """Makes two comparisons: one layer with a small batch; 26 features of 512 ids."""
-    return _small_layer(options) + _collection(options)
+    """Compares one layer with a small batch, and 26 features with few ids, of several numbers and widths."""
+    return _small_layer(options) + _many_features(options)
 
 
 def _small_layer(options: harness.Options) -> list[harness.Result]:
@@ -53,41 +55,59 @@ def _small_layer(options: harness.Options) -> list[harness.Result]:
 
 
 class Collection(keras.layers.Layer):
-    """The same layer as `SeparateLayers`, with one collection for all features."""
+    """The same layer as `SeparateLayers`, with one collection for all features.
 
-    def __init__(self) -> None:
+    Args:
+        sizes: The sizes of the tables.
+        rows: The number of keys of each table; None: the tables are unbounded.
+    """
+
+    def __init__(self, sizes: feature_sizes.Sizes, rows: int | None) -> None:
         super().__init__()
-        tables = {name: tsps.FeatureConfig(tsps.TableConfig(name, feature_sizes.DIM)) for name in feature_sizes.NAMES}
-        self.collection = tsps.EmbeddingCollection(tables)
+        self.names = [f"f{feature}" for feature in range(feature_sizes.FEATURES)]
+        tables = [tsps.TableConfig(name, sizes.dim(f), key_limit=rows) for f, name in enumerate(self.names)]
+        self.collection = tsps.EmbeddingCollection({table.name: tsps.FeatureConfig(table) for table in tables})
 
     def build(self, shape: tuple[int, ...]) -> None:
         """Makes the tables."""
-        self.collection.build(dict.fromkeys(feature_sizes.NAMES, shape[1:]))
+        self.collection.build(dict.fromkeys(self.names, shape[1:]))
 
     def call(self, ids: tf.Tensor) -> list[tf.Tensor]:
         """Looks up all features at once."""
-        rows = self.collection(dict(zip(feature_sizes.NAMES, tf.unstack(ids), strict=True)))
-        return [rows[name] for name in feature_sizes.NAMES]
+        rows = self.collection(dict(zip(self.names, tf.unstack(ids), strict=True)))
+        return [rows[name] for name in self.names]
 
 
-def separate_layers() -> features.SeparateLayers:
-    """Returns a layer that has an embedding layer of ours for each feature."""
-    return features.SeparateLayers(lambda name: tsps.Embedding(None, feature_sizes.DIM, name=name))
+def separate_layers(sizes: feature_sizes.Sizes, rows: int | None) -> features.SeparateLayers:
+    """Returns a layer that has an embedding layer of ours for each feature. `rows`: see `Collection`."""
+    return features.SeparateLayers(lambda feature: tsps.Embedding(rows, sizes.dim(feature)))
 
 
-def _collection(options: harness.Options) -> list[harness.Result]:
-    many, count, dim = feature_sizes.FEATURES, feature_sizes.IDS, feature_sizes.DIM
-    batches = [tf.constant(batch) for batch in harness.feature_ids(many, count, feature_sizes.ROWS, batches=8)]
-    gradients = [tf.constant(gradient) for gradient in harness.normal_gradients(many, count, dim)]
+def _many_features(options: harness.Options) -> list[harness.Result]:
+    results = []
+    first, *_, last = feature_sizes.CASES
+    for sizes in (first, last) if options.quick else feature_sizes.CASES:
+        results += _case(options, sizes)
+        gc.collect()  # removes the layers, and their tables with them
+    return results
+
+
+def _case(options: harness.Options, sizes: feature_sizes.Sizes) -> list[harness.Result]:
+    batches = [tf.constant(batch) for batch in sizes.batches(8)]
+    gradients = [tf.constant(gradient) for gradient in sizes.gradients()]
     next_batch, next_gradients = harness.Cycle(batches), harness.Cycle(gradients)
 
-    peer = f"{many} separate layers of ours"
-    layers = {peer: separate_layers(), "collection": Collection()}
+    peer = f"{feature_sizes.FEATURES} layers"
+    layers = {
+        peer: separate_layers(sizes, None),
+        f"{peer}, bounded": separate_layers(sizes, feature_sizes.ROWS),
+        "collection": Collection(sizes, None),
+        "collection, bounded": Collection(sizes, feature_sizes.ROWS),
+    }
     for layer in layers.values():
-        layer.build((many, count))
+        layer.build((feature_sizes.FEATURES, sizes.ids))
     lookups = {name: steps.lookup(layer) for name, layer in layers.items()}
     trains = {name: steps.train_step(layer, rules.ours()) for name, layer in layers.items()}
-    sizes = f"{many} features x {count} ids x {dim}"
     calls = 3 if options.quick else 50
     for train in trains.values():  # inserts all batches' keys before anything is timed
         for batch in batches:

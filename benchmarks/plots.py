@@ -24,20 +24,27 @@ from matplotlib import pyplot
 def bars(documents: Sequence[Any], path: Path) -> None:
     """Draws lookup and step of each peer, the lower quartiles of its blocks."""
     (document,) = documents
-    by_case: dict[str, dict[str, float]] = {peers.LOOKUP: {}, peers.STEP: {}}
-    for result in document["results"]:
-        by_case[result["case"]][result["variant"]] = harness.quartile(result["blocks"], result["unit"])
-    names = list(by_case[peers.STEP])
-    figure, axes = pyplot.subplots(figsize=(9, 0.55 * len(names) + 1), layout="constrained")
-    for shift, (case, values) in zip((-0.2, 0.2), by_case.items(), strict=True):
-        drawn = axes.barh([position + shift for position in range(len(names))], [values[name] for name in names], 0.4)
-        drawn.set_label(case)
-        axes.bar_label(drawn, [f" {harness.number(values[name])}" for name in names], fontsize=8)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.margins(x=0.08)
-    axes.set_xlabel("ms; less is better")
-    axes.legend()
+    cases = dict.fromkeys(peers.sizes_of(result["case"]) for result in document["results"])
+    names = list(dict.fromkeys(result["variant"] for result in document["results"]))
+    size = 9, (0.55 * len(names) + 1) * len(cases)
+    figure, panels = pyplot.subplots(len(cases), figsize=size, layout="constrained", squeeze=False)
+    for axes, sizes_of_case in zip(panels[:, 0], cases, strict=True):
+        for shift, kind in ((-0.2, peers.LOOKUP), (0.2, peers.STEP)):
+            values = {
+                result["variant"]: harness.quartile(result["blocks"], result["unit"])
+                for result in document["results"]
+                if result["case"] == peers.case(kind, sizes_of_case)
+            }
+            heights = [values[name] for name in names]
+            drawn = axes.barh([position + shift for position in range(len(names))], heights, 0.4)
+            drawn.set_label(kind)
+            axes.bar_label(drawn, [f" {harness.number(height)}" for height in heights], fontsize=8)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.margins(x=0.08)
+        axes.set_title(sizes_of_case)
+        axes.legend()
+    panels[-1, 0].set_xlabel("ms; less is better")
     figure.savefig(path, dpi=110)
 
 

@@ -20,7 +20,8 @@ def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
     """Returns a traced step: lookup, backward with given output gradients, update. It has no loss and no dense part.
 
     Args:
-        layer: A layer of ids, which is built. If it returns a list of outputs, the step's gradients are stacked.
+        layer: A layer of ids, which is built. If it returns a list of outputs, the step's gradients are stacked, or
+            flat and one after another.
         optimizer: An object with `apply_gradients`.
     """
 
@@ -29,12 +30,20 @@ def train_step(layer: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
             rows = layer(ids)
         variables = layer.trainable_variables
         if isinstance(rows, list):
-            gradients = tf.unstack(gradients)
+            gradients = _of_outputs(rows, gradients)
         gradients = tf.nest.map_structure(lambda gradient, row: tf.cast(gradient, row.dtype), gradients, rows)
         table_gradients = tape.gradient(rows, variables, output_gradients=gradients)
         optimizer.apply_gradients(list(zip(table_gradients, variables, strict=True)))
 
     return tf.function(step, reduce_retracing=True)
+
+
+def _of_outputs(rows: list[tf.Tensor], gradients: tf.Tensor) -> list[tf.Tensor]:
+    """Separates the gradients of a list of outputs, without a copy."""
+    if gradients.shape.rank > 1:
+        return tf.unstack(gradients)
+    parts = tf.split(gradients, [row.shape.num_elements() for row in rows])
+    return [tf.reshape(part, row.shape) for part, row in zip(parts, rows, strict=True)]
 
 
 def fill(step: Callable[[Any, Any], Any], rows: int, dim: int) -> None:

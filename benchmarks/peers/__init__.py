@@ -75,7 +75,8 @@ class Peer:
 
 
 KERAS_2, FBGEMM, TFRA = ".venv-tf215", ".venv-fbgemm", ".venv-tfra"
-_OURS, _ROWWISE, _COLLECTION = "ours, Adagrad", "ours, row-wise Adagrad", "ours, a collection"
+_OURS, _ROWWISE = "ours, Adagrad", "ours, row-wise Adagrad"
+_COLLECTION, _BOUNDED = "ours, a collection", "ours, a collection of bounded tables"
 _NARROW = ("adagrad", "bfloat16")
 
 PEERS: dict[str, tuple[Peer, ...]] = {
@@ -93,8 +94,10 @@ PEERS: dict[str, tuple[Peer, ...]] = {
         Peer("TFRA, Adagrad", TFRA, "tfra", (), "tensorflow_recommenders_addons", _OURS),
     ),
     "layers": (
-        Peer(_COLLECTION, None, "ours", ("collection",), "tensorflow", _COLLECTION),
-        Peer("ours, a layer for each feature", None, "ours", ("separate",), "tensorflow", _COLLECTION),
+        Peer(_COLLECTION, None, "ours", ("collection", "unbounded"), "tensorflow", _COLLECTION),
+        Peer(_BOUNDED, None, "ours", ("collection", "bounded"), "tensorflow", _BOUNDED),
+        Peer("ours, a layer for each feature", None, "ours", ("separate", "unbounded"), "tensorflow", _COLLECTION),
+        Peer("ours, a bounded layer for each", None, "ours", ("separate", "bounded"), "tensorflow", _BOUNDED),
         Peer("Keras 2, a layer for each feature", KERAS_2, "keras_layer", (), "keras", _COLLECTION),
         Peer("Keras 3, a layer for each feature", None, "keras_layer", (), "keras", _COLLECTION),
     ),
@@ -133,21 +136,38 @@ def run(suite: str, peers: Sequence[Peer], options: harness.Options) -> list[har
         return [result for side in sides for result in side.figures()[0]]
 
 
+def case(kind: str, sizes: str) -> str:
+    """Returns the name of a case. `kind`: LOOKUP or STEP; `sizes`: "" if the suite has one size."""
+    return f"{kind}, {sizes}" if sizes else kind
+
+
+def sizes_of(case_name: str) -> str:
+    """Returns the sizes in the name of a case; "" if it has none."""
+    return case_name.partition(", ")[2]
+
+
 def table(suite: str, results: Sequence[harness.Result]) -> str:
-    """Formats the results as Markdown."""
+    """Formats the results as Markdown, with a table for each size."""
+    sizes = dict.fromkeys(sizes_of(result.case) for result in results)
+    return "\n\n".join(_table(suite, results, size) for size in sizes)
+
+
+def _table(suite: str, results: Sequence[harness.Result], sizes: str) -> str:
+    head = f"{sizes}\n\n" if sizes else ""
     lines = ["| variant | lookup | step | lowest - highest step | lookup, ours / peer | step, ours / peer |"]
     lines.append("|---|---:|---:|---|---:|---:|")
     result_of = {(result.variant, result.case): result for result in results}
     beside = {peer.name: peer.beside for peer in PEERS[suite]}
 
-    def figure(name: str, case: str) -> float:
-        return harness.quartile(result_of[name, case].blocks, result_of[name, case].unit)
+    def figure(name: str, kind: str) -> float:
+        result = result_of[name, case(kind, sizes)]
+        return harness.quartile(result.blocks, result.unit)
 
     for name in dict.fromkeys(result.variant for result in results):
-        step, ours = result_of[name, STEP], beside[name]
-        ratios = ["" if name == ours else f"{figure(ours, case) / figure(name, case):.2f}" for case in (LOOKUP, STEP)]
+        step, ours = result_of[name, case(STEP, sizes)], beside[name]
+        ratios = ["" if name == ours else f"{figure(ours, kind) / figure(name, kind):.2f}" for kind in (LOOKUP, STEP)]
         lines.append(
             f"| {name} | {harness.number(figure(name, LOOKUP))} ms | {harness.number(figure(name, STEP))} ms "
             f"| {harness.number(step.low)} - {harness.number(step.high)} | {' | '.join(ratios)} |"
         )
-    return "\n".join(lines)
+    return head + "\n".join(lines)

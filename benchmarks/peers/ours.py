@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tf_sparse_ps as tsps
-from benchmarks import layers, rules
+from benchmarks import feature_sizes, layers, rules
 from benchmarks.peers import Calls, Work, tensorflow_work
 
 
@@ -25,9 +25,17 @@ def one_table(work: Work, rule: str, dtype: str = "float32", policy: str = "floa
     return tensorflow_work.calls(layer, optimizer, work, tensorflow_work.all_rows(work))
 
 
-def many_tables(work: Work, kind: str) -> Calls:
-    """Makes the calls of lookup and step, on many unbounded tables: a "collection", or "separate" layers."""
+def many_tables(work: Work, kind: str, vocabulary: str) -> Calls:
+    """Makes the calls of lookup and step, on many tables.
+
+    Args:
+        work: The work.
+        kind: "collection", or "separate" layers.
+        vocabulary: The tables are "bounded" or "unbounded".
+    """
     tensorflow_work.set_threads(work.threads)
-    layer = layers.Collection() if kind == "collection" else layers.separate_layers()
+    make = layers.Collection if kind == "collection" else layers.separate_layers
+    sizes = feature_sizes.Sizes(work.ids[0].shape[1], (work.dim,))
+    layer = make(sizes, work.rows if vocabulary == "bounded" else None)
     layer.build(work.ids[0].shape)
     return tensorflow_work.calls(layer, rules.ours(), work, tensorflow_work.all_batches(work))

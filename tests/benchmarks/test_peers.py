@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, peers
+from benchmarks import feature_sizes, harness, peers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +32,19 @@ def test_each_peer_is_compared_with_the_one_of_ours_that_does_the_same_work() ->
     ]
 
 
+def test_each_size_has_a_table() -> None:
+    results = [
+        result
+        for name, times in (("ours, a collection", [1.0]), ("Keras 2, a layer for each feature", [2.0]))
+        for kind in (peers.LOOKUP, peers.STEP)
+        for sizes in ("8 ids", "9 ids")
+        for result in harness.summarize("layers", peers.case(kind, sizes), {name: times}, peer=None, unit="ms")
+    ]
+    lines = peers.table("layers", results).splitlines()
+    assert [line for line in lines if line.endswith("ids")] == ["8 ids", "9 ids"]
+    assert lines.count("| Keras 2, a layer for each feature | 2 ms | 2 ms | 2 - 2 | 0.50 | 0.50 |") == 2
+
+
 @pytest.mark.parametrize("suite", peers.PEERS)
 def test_every_peer_has_one_of_ours_beside_it(suite: str) -> None:
     names = [peer.name for peer in peers.PEERS[suite]]
@@ -46,8 +59,12 @@ def test_what_is_here_is_measured_by_turns(suite: str) -> None:
     here = [of_this_environment[0], of_this_environment[-1]]
     assert here[-1].module == "keras_layer"
     results = peers.run(suite, here, harness.Options(blocks=2, quick=True))
+    cases = {"step": [""], "layers": [str(sizes) for sizes in feature_sizes.PEER_CASES]}[suite]
     assert [(result.variant, result.case, len(result.blocks)) for result in results] == [
-        (peer.name, case, 2) for peer in here for case in (peers.LOOKUP, peers.STEP)
+        (peer.name, peers.case(kind, sizes), 2)
+        for peer in here
+        for sizes in cases
+        for kind in (peers.LOOKUP, peers.STEP)
     ]
     assert all(result.low > 0 for result in results)
 
