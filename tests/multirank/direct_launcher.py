@@ -210,7 +210,9 @@ def main() -> int:
     for rank in ranks:
         rank.read()
     failed: Rank | None = None
-    while any(rank.poll() is None for rank in ranks):
+    running = True
+    while running:
+        running = any(rank.poll() is None for rank in ranks)
         failed = next((rank for rank in ranks if rank.poll()), None)
         if failed is not None:
             print(f"Process {ranks.index(failed)} exit with status code {failed.status}.", flush=True)
