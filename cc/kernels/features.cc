@@ -17,11 +17,14 @@ Status Features::Init(const Attributes& attributes, bool pooled) {
     return Error(Code::kInvalidArgument, "table_of must have one table for each of ", n,
                  " features. Received: ", table_of.size());
   }
-  for (const int table : table_of) {
+  features_of.resize(static_cast<size_t>(tables));
+  for (int f = 0; f < n; ++f) {
+    const int table = table_of[static_cast<size_t>(f)];
     if (table < 0 || table >= tables) {
       return Error(Code::kInvalidArgument, "table_of must be in [0, ", tables,
                    "). Received: ", table);
     }
+    features_of[static_cast<size_t>(table)].push_back(f);
   }
   if (!pooled) return Status();
   TSPS_ASSIGN_OR_RETURN(const std::vector<std::string> names, attributes.StringList("combiners"));
@@ -34,14 +37,6 @@ Status Features::Init(const Attributes& attributes, bool pooled) {
     combiners.push_back(combiner);
   }
   return Status();
-}
-
-std::vector<std::vector<int>> Features::ByTable() const {
-  std::vector<std::vector<int>> by_table(static_cast<size_t>(tables));
-  for (int f = 0; f < n; ++f) {
-    by_table[static_cast<size_t>(table_of[static_cast<size_t>(f)])].push_back(f);
-  }
-  return by_table;
 }
 
 Result<int64_t> Features::CommonWidth(int table, const std::vector<Tensor>& grads) const {
@@ -123,6 +118,13 @@ void UniqueKeys::Remember(const std::vector<TableHandle>& tables, std::vector<Ro
     numbers.keys = std::move(keys_[t]);
     tables[t].group().row_numbers().Put(tables[t].table, std::move(numbers));
   }
+}
+
+Result<Tensor> OutputRows(const KernelContext& context, int feature, const Tensor& ids,
+                          const TableHandle& table) {
+  std::vector<int64_t> shape = ids.shape();
+  shape.push_back(table.config().dim);
+  return context.Output<float>(feature, shape);
 }
 
 Status ReportObjection(OpenGroup& owner) {

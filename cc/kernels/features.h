@@ -22,7 +22,8 @@ namespace tsps {
 struct Features {
   int n = 0;  // features
   int tables = 0;
-  std::vector<int> table_of;  // of each feature
+  std::vector<int> table_of;                  // of each feature
+  std::vector<std::vector<int>> features_of;  // of each table
   std::vector<Combiner> combiners;
 
   Status Init(const Attributes& attributes, bool pooled);
@@ -35,8 +36,6 @@ struct Features {
   Item& In(std::vector<Item>& per_table, int feature) const {
     return per_table[static_cast<size_t>(table_of[static_cast<size_t>(feature)])];
   }
-  // Returns the features of each table.
-  std::vector<std::vector<int>> ByTable() const;
   // Returns the last dimension of the gradients (one per feature) of a table's features; 0 if the
   // table has no feature. InvalidArgument: they differ.
   Result<int64_t> CommonWidth(int table, const std::vector<Tensor>& grads) const;
@@ -72,6 +71,10 @@ class UniqueKeys {
   std::vector<Tensor> ids_, inverses_;
   std::vector<std::vector<int64_t>> keys_;
 };
+
+// Allocates output `feature`: the rows of a feature's ids, float[*ids.shape, dim].
+Result<Tensor> OutputRows(const KernelContext& context, int feature, const Tensor& ids,
+                          const TableHandle& table);
 
 // Returns the error of a lookup of a training step that failed and whose step was not made
 // (OpenGroup::Object), or OK. Lookups outside of training steps call it first.

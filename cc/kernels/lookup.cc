@@ -36,17 +36,15 @@ class LookupKernel {
 
     std::vector<Tensor> rows;
     for (int f = 0; f < n; ++f) {
-      std::vector<int64_t> shape = unique.ids(f).shape();
-      shape.push_back(features_.In(*tables, f).config().dim);
-      TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, shape));
+      TSPS_ASSIGN_OR_RETURN(Tensor output,
+                            OutputRows(context, f, unique.ids(f), features_.In(*tables, f)));
       if (refused) std::fill_n(output.data<float>(), output.size(), 0.0f);
       rows.push_back(std::move(output));
     }
     if (refused) return Status();
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    const std::vector<std::vector<int>> features_of = features_.ByTable();
     TSPS_RETURN_IF_ERROR(ReadRows(*tables, gathers, *executor, [&](size_t table) {
-      for (const int f : features_of[table]) {
+      for (const int f : features_.features_of[table]) {
         gathers[table].CopyRows(unique.inverse(f), unique.ids(f).size(),
                                 rows[static_cast<size_t>(f)].data<float>(), *executor);
       }
@@ -91,9 +89,7 @@ class ReadRowsKernel {
     for (int f = 0; f < n; ++f) {
       const Tensor& feature = ids[static_cast<size_t>(f)];
       const TableHandle& table = features_.In(*tables, f);
-      std::vector<int64_t> shape = feature.shape();
-      shape.push_back(table.config().dim);
-      TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, shape));
+      TSPS_ASSIGN_OR_RETURN(Tensor output, OutputRows(context, f, feature, table));
       rows.push_back(std::move(output));
       gathers.emplace_back(table.known, table.table, feature.data<int64_t>(), feature.size());
     }

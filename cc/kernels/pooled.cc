@@ -50,10 +50,9 @@ class PooledLookupKernel {
     }
     if (refused) return Status();
     std::vector<RowGather> gathers = unique.Gathers(*tables);
-    const std::vector<std::vector<int>> features_of = features_.ByTable();
     TSPS_RETURN_IF_ERROR(ReadRows(*tables, gathers, *executor, [&](size_t table) {
       const auto dim = static_cast<size_t>((*tables)[table].config().dim);
-      for (const int f : features_of[table]) {
+      for (const int f : features_.features_of[table]) {
         const size_t i = static_cast<size_t>(f);
         PoolBags(bags[i].span, gathers[table].Floats(*executor), dim, pooled[i].data<float>(),
                  *executor);
@@ -79,12 +78,11 @@ class PooledSumKernel {
     TSPS_RETURN_IF_ERROR(call.Init(context, features_));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     const size_t tables = call.keys.size();
-    const std::vector<std::vector<int>> features_of = features_.ByTable();
     std::vector<std::vector<PooledGradientSpan>> spans(tables);
     std::vector<size_t> sizes(tables);
     std::vector<Tensor> sums;
     for (size_t t = 0; t < tables; ++t) {
-      for (const int f : features_of[t]) {
+      for (const int f : features_.features_of[t]) {
         const size_t i = static_cast<size_t>(f);
         spans[t].push_back({call.bags[i].span, call.grads[i].data<float>()});
         sizes[t] += call.inverses[i].size();
@@ -136,9 +134,8 @@ class PooledWeightGradKernel {
       TSPS_ASSIGN_OR_RETURN(Tensor output, context.Output<float>(f, call.bags[i].weights.shape()));
       outputs.push_back(std::move(output));
     }
-    const std::vector<std::vector<int>> features_of = features_.ByTable();
     return ReadRows(*tables, gathers, *executor, [&](size_t table) {
-      for (const int f : features_of[table]) {
+      for (const int f : features_.features_of[table]) {
         const size_t i = static_cast<size_t>(f);
         if (call.bags[i].span.weights == nullptr) continue;
         PooledWeightGradient(call.bags[i].span, gathers[table].Floats(*executor),

@@ -229,13 +229,14 @@ class LivenessCheck(Watcher):
         next_find, find_s = 0.0, _POLL_S
         while not self._stop.wait(self._look_s if self._watches() else _POLL_S):
             watches = self._watches()
-            if not watches and time.monotonic() > next_find:  # soon, because a rank may die in its first steps
-                self._members.find_near()
-                find_s = min(2 * find_s, self._look_s)
-                next_find = time.monotonic() + find_s
-            if not watches and (dead := self._members.dead()) is not None:
-                self._report_death(dead)
-                return
+            if not watches:
+                if time.monotonic() > next_find:  # soon, because a rank may die in its first steps
+                    self._members.find_near()
+                    find_s = min(2 * find_s, self._look_s)
+                    next_find = time.monotonic() + find_s
+                if (dead := self._members.dead()) is not None:
+                    self._report_death(dead)
+                    return
             if time.monotonic() < next_look:
                 continue
             next_look = time.monotonic() + self._look_s
