@@ -216,7 +216,7 @@ cc-bench: $(VENV)/.requirements  ## times of core's kernels alone
 bench: build  ## benchmarks, each beside a peer;  make bench BENCH_ARGS=kernels
 	@$(PY) -m benchmarks $(BENCH_ARGS)
 
-bench-peers: build venv-tf215  ## environments of the libraries that `python -m benchmarks step --peers` compares with
+bench-peers: build venv-tf215 horovod-tf215  ## environments of the libraries that the benchmarks compare with (--peers)
 	@PYTHON=$(PYTHON) tools/bench_peers.sh
 
 bazel: $(VENV)/.requirements  ## BUILD with Debian's Bazel

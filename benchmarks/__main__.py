@@ -27,6 +27,8 @@ SUITES = {
     "cache": "a table with some rows on a device: bytes, step times, and how much of a slow link lookahead hides",
     "tiers": "a table that is larger than its working set, against tables in memory and in a mapped file",
     "checkpoints": "saves of 2.6 GB, alone and during training, increments, restores; against copying and reading",
+    "input": "the share of a step of make train that waits for its batch, by source of the data",
+    "jobs": "the DLRM of make train on 1, 2 and 4 ranks: samples/s, memory, seconds to the first step, AUC",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",
 }
 
@@ -55,8 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="the suite step against Keras, FBGEMM and TFRA, or layers against Keras; each peer has its own "
-        "environment (make bench-peers)",
+        help="the suite step against Keras, FBGEMM and TFRA, layers against Keras, or jobs against TorchRec and Keras; "
+        "each peer has its own environment (make bench-peers)",
     )
     defaults = harness.Cluster()
     cluster = parser.add_argument_group("cluster", "options of the suite cluster, which needs root")
@@ -95,6 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.blocks,
         arguments.quick,
         arguments.peer_python,
+        arguments.peers,
         arguments.engines,
         harness.Cluster(
             arguments.hosts,
@@ -105,9 +108,10 @@ def main(argv: list[str] | None = None) -> int:
         ),
     )
 
-    if arguments.peers:
-        if len(chosen) != 1 or chosen[0] not in peers.PEERS or arguments.against:
-            parser.error(f"--peers goes with one of the suites {', '.join(peers.PEERS)}, and not with --against")
+    with_peers = (*peers.PEERS, "jobs")
+    if arguments.peers and (len(chosen) != 1 or chosen[0] not in with_peers or arguments.against):
+        parser.error(f"--peers goes with one of the suites {', '.join(with_peers)}, and not with --against")
+    if arguments.peers and chosen[0] in peers.PEERS:
         peers.report(chosen[0], options, arguments.json)
         return 0
     if arguments.against:

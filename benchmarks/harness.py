@@ -58,6 +58,7 @@ class Options:
         blocks: The number of turns of each variant.
         quick: Whether to use small sizes, which check that the suite runs and measure nothing.
         peer_python: The interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
+        peers: Whether the suite `jobs` trains with other frameworks, too.
         engines: Whether the suite `ranks` compares the libraries that connect our ranks.
         cluster: The options of the suite `cluster`.
         turns: Waits for this process's turn before each block; None: no other process measures.
@@ -67,6 +68,7 @@ class Options:
     blocks: int = 7
     quick: bool = False
     peer_python: str | None = None
+    peers: bool = False
     engines: bool = False
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     turns: Turns | None = None

@@ -1,7 +1,8 @@
 """Plots results that the suites have written: `python -m benchmarks.plots OUT.png RESULTS.json...`.
 
 Results of `step --peers` and `layers --peers` become a bar chart with a bar for each library. Results of `sizes` become
-curves of a step's time over rows, over the width of rows and over ids, with a line for each file.
+curves of a step's time over rows, over the width of rows and over ids, with a line for each file. Results of `jobs`
+become bars of samples/s and of memory, for each number of ranks.
 """
 
 from __future__ import annotations
@@ -48,6 +49,32 @@ def bars(documents: Sequence[Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def job_bars(documents: Sequence[Any], path: Path) -> None:
+    """Draws samples/s and memory of each framework's jobs, the medians of their turns."""
+    (document,) = documents
+    medians = {(result["case"], result["variant"]): result["median"] for result in document["results"]}
+    names = list(dict.fromkeys(name for _, name in medians))
+    ranks = list(dict.fromkeys(case.partition(", ")[0] for case, _ in medians))
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 0.8 * len(names) + 1), layout="constrained", sharey=True)
+    width = 0.8 / len(ranks)
+    for axes, (name, label, scale) in zip(
+        panels,
+        (("samples_per_second", "samples/s; more is better", 1), ("pss_mib", "GiB of memory; less is better", 1024)),
+        strict=True,
+    ):
+        for number, count in enumerate(ranks):
+            heights = [medians[f"{count}, {name}", variant] / scale for variant in names]
+            shift = (number - (len(ranks) - 1) / 2) * width
+            drawn = axes.barh([position + shift for position in range(len(names))], heights, width, label=count)
+            axes.bar_label(drawn, [f" {harness.number(height)}" for height in heights], fontsize=8)
+        axes.set_xlabel(label)
+        axes.margins(x=0.2)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    panels[1].legend()
+    figure.savefig(path, dpi=110)
+
+
 def curves(documents: Sequence[Any], path: Path) -> None:
     """Draws a step's milliseconds per million ids."""
     figure, panels = pyplot.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
@@ -85,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, nargs="+")
     arguments = parser.parse_args(argv)
     documents = [json.loads(path.read_text()) for path in arguments.results]
-    draw = curves if documents[0]["results"][0]["suite"] == "sizes" else bars
+    draw = {"sizes": curves, "jobs": job_bars}.get(documents[0]["results"][0]["suite"], bars)
     draw(documents, arguments.out)
     return 0
 

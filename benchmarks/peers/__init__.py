@@ -74,7 +74,7 @@ class Peer:
         return any((ROOT / self.venv).glob(f"lib/python*/site-packages/{self.needs}"))
 
 
-KERAS_2, FBGEMM, TFRA = ".venv-tf215", ".venv-fbgemm", ".venv-tfra"
+KERAS_2, TORCHREC, TFRA = ".venv-tf215", ".venv-torchrec", ".venv-tfra"
 _OURS, _ROWWISE = "ours, Adagrad", "ours, row-wise Adagrad"
 _COLLECTION, _BOUNDED = "ours, a collection", "ours, a collection of bounded tables"
 _NARROW = ("adagrad", "bfloat16")
@@ -89,8 +89,8 @@ PEERS: dict[str, tuple[Peer, ...]] = {
         Peer(_ROWWISE, None, "ours", ("rowwise_adagrad",), "tensorflow", _OURS),
         Peer("Keras 2, Adagrad", KERAS_2, "keras_layer", (), "keras", _OURS),
         Peer("Keras 3, Adagrad", None, "keras_layer", (), "keras", _OURS),
-        Peer("FBGEMM, Adagrad", FBGEMM, "fbgemm", ("EXACT_ADAGRAD",), "fbgemm_gpu", _OURS),
-        Peer("FBGEMM, row-wise Adagrad", FBGEMM, "fbgemm", ("EXACT_ROWWISE_ADAGRAD",), "fbgemm_gpu", _ROWWISE),
+        Peer("FBGEMM, Adagrad", TORCHREC, "fbgemm", ("EXACT_ADAGRAD",), "fbgemm_gpu", _OURS),
+        Peer("FBGEMM, row-wise Adagrad", TORCHREC, "fbgemm", ("EXACT_ROWWISE_ADAGRAD",), "fbgemm_gpu", _ROWWISE),
         Peer("TFRA, Adagrad", TFRA, "tfra", (), "tensorflow_recommenders_addons", _OURS),
     ),
     "layers": (

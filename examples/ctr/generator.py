@@ -87,21 +87,31 @@ class PlantedModel:
 
     def batch(self, number: tf.Tensor, size: int) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
         """Makes batch `number`: inputs, labels, float32[size], and the planted logits of the labels, float32[size]."""
+        dense, values, labels, logits = self.draw(number, size)
+        keys = _scatter_bits(values, tf.range(len(CARDINALITIES), dtype=tf.int64))
+        return {"dense": dense, "ids": keys}, labels, logits
+
+    def draw(self, number: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Draws batch `number`.
+
+        Returns:
+            The dense inputs, float32[size, 13]; the value of each category, int64[size, 26], counted from 0, the most
+            frequent one; the labels; and their planted logits.
+        """
         seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(number, tf.int64)])
         streams = tf.random.split(seed, 3)
         uniform = tf.random.stateless_uniform([size, len(CARDINALITIES)], streams[0], dtype=tf.float64)
         normal = tf.random.stateless_normal([size, DENSE], streams[1])
 
-        rank = self._zipf(uniform)
-        features = tf.range(len(CARDINALITIES), dtype=tf.int64)
-        flat = features * (_HEAD + 1) + tf.minimum(rank, _HEAD)
+        values = self._zipf(uniform)
+        flat = tf.range(len(CARDINALITIES), dtype=tf.int64) * (_HEAD + 1) + tf.minimum(values, _HEAD)
         weights = tf.gather(tf.constant(self._id_weights.reshape(-1)), flat)
         logits = _BIAS + tf.linalg.matvec(normal, tf.constant(self._dense_weights)) + tf.reduce_sum(weights, axis=1)
         chance = tf.random.stateless_uniform([size], streams[2])
         labels = tf.cast(chance < tf.sigmoid(logits), tf.float32)
         # Like Criteo's integers, the counts have a long tail. Their logarithms are the features.
         counts = tf.floor(tf.exp(normal + 2.0))
-        return {"dense": tf.math.log1p(counts) - 2.0, "ids": _scatter_bits(rank, features)}, labels, logits
+        return tf.math.log1p(counts) - 2.0, values, labels, logits
 
     def _zipf(self, uniform: tf.Tensor) -> tf.Tensor:
         """Returns Zipf ranks from 0, int64, by inversion of the continuous power law on [1, cardinality + 1)."""
@@ -111,9 +121,9 @@ class PlantedModel:
         return tf.minimum(tf.cast(rank, tf.int64), tf.constant(CARDINALITIES, tf.int64)) - 1
 
 
-def _scatter_bits(rank: tf.Tensor, feature: tf.Tensor) -> tf.Tensor:
+def _scatter_bits(value: tf.Tensor, feature: tf.Tensor) -> tf.Tensor:
     """Returns keys of 64 bits that look like hashes of strings: splitmix64, one-to-one within a feature."""
-    x = tf.bitcast(rank + feature * (1 << 40), tf.uint64)
+    x = tf.bitcast(value + feature * (1 << 40), tf.uint64)
     x += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))

@@ -85,6 +85,8 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "cache",
         "tiers",
         "checkpoints",
+        "input",
+        "jobs",
         "ranks",
     ]
 
@@ -94,7 +96,7 @@ def test_unknown_suite_is_refused() -> None:
     assert done.returncode == 2
     names = (
         "kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, cache, tiers, checkpoints, "
-        "ranks"
+        "input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 

@@ -73,4 +73,4 @@ def test_other_suites_have_no_peers() -> None:
     command = [sys.executable, "-m", "benchmarks", "ranks", "--peers"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 2
-    assert "--peers goes with one of the suites step, layers" in done.stderr
+    assert "--peers goes with one of the suites step, layers, jobs" in done.stderr

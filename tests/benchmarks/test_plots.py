@@ -55,3 +55,28 @@ def test_sizes_are_curves_with_a_line_for_each_file(tmp_path: Path, monkeypatch:
     assert plots.main([str(tmp_path / "p.png"), *files]) == 0
     xs_of_panels = [(10, sizes.ROWS), (sizes.NARROW,), (7,)]
     assert drawn == [(xs, pages) for pages in ("small pages", "huge pages") for xs in xs_of_panels]
+
+
+def test_jobs_are_bars_for_each_number_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[list[float], str]] = []
+    barh = plots.pyplot.Axes.barh
+    monkeypatch.setattr(
+        plots.pyplot.Axes,
+        "barh",
+        lambda *arguments, **options: drawn.append((arguments[2], options["label"])) or barh(*arguments, **options),
+    )
+    results = [
+        result
+        for ranks, rate in (("1 rank", 1.0), ("2 ranks", 3.0))
+        for figure, unit in (("samples_per_second", "/s"), ("pss_mib", "MiB"))
+        for result in harness.summarize(
+            "jobs", f"{ranks}, {figure}", {"ours": [1024 * rate], "theirs": [2048 * rate]}, peer="ours", unit=unit
+        )
+    ]
+    assert plots.main([str(tmp_path / "p.png"), document(tmp_path / "r.json", results)]) == 0
+    assert drawn == [
+        ([1024, 2048], "1 rank"),
+        ([3072, 6144], "2 ranks"),
+        ([1, 2], "1 rank"),
+        ([3, 6], "2 ranks"),
+    ]
