@@ -14,6 +14,8 @@
 #include <random>
 #include <thread>
 
+#include "core/tier/record_appender.h"
+#include "core/tier/record_files.h"
 #include "core/tier/record_reads.h"
 #include "tests/group_fixture.h"
 #include "tests/temp_dir.h"
@@ -41,7 +43,11 @@ class RecordLogTest : public testing::Test {
   void Reopen() {
     auto log = RecordLog::Open(dir_ / "", Layout(), *threads_);
     ASSERT_TRUE(log.ok()) << log.status().message();
+    appender_.reset();
     log_ = std::move(*log);
+    files_ = std::make_unique<RecordFiles>(log_->folder(), log_->layout());
+    ASSERT_TSPS_OK(files_->Load(*threads_));
+    appender_ = std::make_unique<RecordAppender>(*log_, *files_, RecordKind::kRows);
   }
 
   // Fills in the payload of a record, which depends on the key and its version.
@@ -53,7 +59,7 @@ class RecordLogTest : public testing::Test {
 
   Status Append(const std::vector<int64_t>& keys, uint32_t version) {
     std::vector<uint32_t> places(keys.size());
-    TSPS_RETURN_IF_ERROR(log_->Append(
+    TSPS_RETURN_IF_ERROR(appender_->Append(
         keys.size(),
         [&](size_t i, char* payload) {
           FillPayload(keys[i], version, payload);
@@ -92,6 +98,8 @@ class RecordLogTest : public testing::Test {
   TempDir dir_;
   std::unique_ptr<IoThreads> threads_;
   std::unique_ptr<RecordLog> log_;
+  std::unique_ptr<RecordFiles> files_;
+  std::unique_ptr<RecordAppender> appender_;
   std::map<int64_t, std::pair<uint32_t, uint32_t>> rows_;  // place and version
 };
 
@@ -106,7 +114,8 @@ TEST_F(RecordLogTest, WhatWasWrittenIsReadInAnyOrderAndAfterARestart) {
     if (version % 4 == 3) Reopen();
     ExpectAll();
   }
-  EXPECT_GT(log_->Files().size(), 5u);
+  EXPECT_GT(RecordFilesIn(log_->folder()).size(), 5u);
+  EXPECT_EQ(files_->bytes(), log_->bytes());
 }
 
 TEST_F(RecordLogTest, RecordsOfSeveralFilesAndPagesAreReadByFewReads) {
@@ -128,7 +137,9 @@ TEST_F(RecordLogTest, RecordsOfMoreThanAPageAndOfMoreThanAWrite) {
     auto log = RecordLog::Open(dir / "", Layout(payload), **threads);
     ASSERT_TRUE(log.ok()) << log.status().message();
     std::vector<uint32_t> places(7);
-    ASSERT_TSPS_OK((*log)->Append(
+    RecordFiles files((*log)->folder(), (*log)->layout());
+    RecordAppender appender(**log, files, RecordKind::kRows);
+    ASSERT_TSPS_OK(appender.Append(
         7,
         [&](size_t i, char* to) {
           std::memset(to, static_cast<int>(i) + 1, payload);
@@ -170,7 +181,8 @@ TEST_F(RecordLogTest, ChangedBytesAreNoticedAndNamed) {
 TEST_F(RecordLogTest, FilesOfAnotherGroupOrOfOtherRecordsAreRefused) {
   ASSERT_TSPS_OK(Append({1, 2, 3}, 0));
   const auto refused = [&](const RecordLayout& layout, const char* why) {
-    const Status status = RecordLog::Open(dir_ / "", layout, *threads_).status();
+    const std::string folder = dir_ / "";
+    const Status status = RecordFiles(folder, layout).Load(*threads_);
     EXPECT_EQ(status.code(), Code::kDataLoss);
     EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
   };
@@ -218,7 +230,7 @@ TEST_F(RecordLogTest, AWriteThatFailsIsRepeatedAtTheSamePlaces) {
   ExpectAll();
   ASSERT_TSPS_OK(Append(keys, 1));
   ExpectAll();
-  EXPECT_EQ(log_->Files().size(), 1u);
+  EXPECT_EQ(RecordFilesIn(log_->folder()).size(), 1u);
 }
 
 TEST_F(RecordLogTest, ThreadsSharedByManyCallersServeThemAll) {

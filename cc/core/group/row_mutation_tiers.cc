@@ -12,11 +12,10 @@
 namespace tsps {
 namespace {
 
-// The bytes that compaction copies after a mutation: a multiple of what the mutation logs, so that
-// the log does not grow.
+// The bytes that compaction may read after a mutation: a multiple of what the mutation logs, so
+// that the log does not grow.
 constexpr size_t kCompaction = 4;
 constexpr size_t kLeastCompaction = 256u << 10;
-constexpr size_t kMostCompaction = 4u << 20;
 
 // Moves rows to the disk, in a mutation of its own.
 Status Evict(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
@@ -214,7 +213,7 @@ void RowMutation::AfterMoves(const RowPlan& plan, bool published) {
   if (plan.n_updates() > 0) evictions.NextStep();
   CollapseFiles(plan);
   const size_t logged = plan.moves.n_evicted * plan.moves.payload_bytes;
-  store.CompactAhead(std::clamp(kCompaction * logged, kLeastCompaction, kMostCompaction));
+  store.CompactAhead(std::max(kCompaction * logged, kLeastCompaction));
 }
 
 }  // namespace tsps

@@ -133,7 +133,10 @@ void RowMutation::Begin() {
   }
   mutation_.Begin(&executor_);
   for (const RowPlan& plan : plans_) {
-    if (plan.moves.prepared) plan.moves.store->Declare();
+    if (!plan.moves.prepared) continue;
+    plan.moves.store->Declare();
+    // A mutation that only evicts is a part of another one, which holds places of records.
+    if (!only_evicts_ && !writer_.images.any()) plan.moves.store->PlaceCopies();
   }
 }
 

@@ -22,7 +22,7 @@
 
 namespace tsps {
 
-constexpr uint32_t kFormatVersion = 3;                    // of a group and its tables
+constexpr uint32_t kFormatVersion = 4;                    // of a group and its tables
 constexpr uint64_t kTableMagic = 0x656c626174737374ULL;   // "tsstable", little-endian
 constexpr uint64_t kPlanesMagic = 0x6e616c7073707374ULL;  // "tspsplan"
 

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "core/base/crc32c.h"
@@ -54,6 +56,9 @@ constexpr uint64_t kLeastFileBytes = 1u << 20;
 // The most bytes of a log, in tenths of the bytes of its live records (tier/compaction.h).
 constexpr uint64_t kLogTenths = 16;
 
+// Files in a log's folder that are no files of records, or not yet.
+const std::set<std::string> kUnnamed = {".records", ".copies", ".reserve"};
+
 std::string ConfigPath(const std::string& table) { return table + "/records.config"; }
 std::string OwnerPath(const std::string& folder) { return folder + "/table"; }
 std::string SharedPath(const std::string& table, const std::string& generation) {
@@ -83,7 +88,7 @@ void RemoveFolder(const Directory& parent, const std::string& folder_name) {
     // These files are hints, as are those of the rows in memory: a reader that finds zeros finds no
     // rows.
     if (name == "records.cache" || name == "records.announced") ReleaseMemory(*folder, name);
-    if (name.rfind("records.", 0) == 0 || name == ".records") folder->Unlink(name);
+    if (name.rfind("records.", 0) == 0 || kUnnamed.count(name) != 0) folder->Unlink(name);
     TSPS_FAULT_POINT("remove.records");
   }
   parent.RemoveChild(folder_name);

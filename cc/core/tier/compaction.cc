@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <new>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -13,98 +13,181 @@
 namespace tsps {
 namespace {
 
-constexpr double kSlack = 1.45;
+constexpr double kSlack = 1.4;
+constexpr size_t kSpareFiles = 3;  // those that are written, and one that is emptied
+constexpr size_t kSliceBytes = size_t{1} << 20;
+constexpr size_t kMostAllowed = size_t{64} << 20;
+constexpr size_t kMostQueued = size_t{1} << 18;
+constexpr uint32_t kChoicesAfterError = 16;
 
 }  // namespace
 
-uint32_t Compaction::Choose(const std::vector<uint32_t>& live) const {
-  if (index_.live() == 0) return UINT32_MAX;
+Compaction::Compaction(RecordLog& log, const RecordIndex& index, RecordFiles& files)
+    : log_(log),
+      index_(index),
+      files_(files),
+      appender_(log, files, RecordKind::kCopies),
+      reserve_(log.folder()) {}
+
+Compaction::~Compaction() {
+  ending_.store(true);
+  Await();
+}
+
+size_t Compaction::Excess() const {
   const RecordLayout& layout = log_.layout();
-  const double needed = static_cast<double>(index_.live() * layout.record_bytes);
-  if (static_cast<double>(log_.bytes()) <=
-      kSlack * needed + 2 * static_cast<double>(layout.file_end())) {
-    return UINT32_MAX;
-  }
-  uint32_t best = UINT32_MAX, least = UINT32_MAX;
-  for (const uint32_t file : log_.Files()) {
-    const uint32_t live_here = file < live.size() ? live[file] : 0;
-    if (file == log_.current_file() || live_here >= least || read_.count(file) != 0) continue;
-    best = file;
-    least = live_here;
-  }
-  return best;
+  const auto live = static_cast<double>(index_.live() * layout.record_bytes);
+  const auto may_have = static_cast<size_t>(kSlack * live) + kSpareFiles * layout.file_end();
+  const uint64_t bytes = files_.bytes();
+  return bytes - std::min<uint64_t>(bytes, may_have);
 }
 
-Result<Compaction::Slice> Compaction::Read(uint32_t file, uint32_t slot, uint32_t n) const {
-  Slice slice{{}, {}, file, slot + n};
-  slice.copies.reserve(n);
-  std::vector<uint32_t> places;
-  bool searched = true;
-  TSPS_ASSIGN_OR_RETURN(
-      slice.records,
-      log_.ReadSlots(file, slot, n, [&](uint32_t place, int64_t key, const char* payload) {
-        searched = searched && index_.Find(TagOf(key, index_.seed()), &places);
-        if (!searched || std::find(places.begin(), places.end(), place) == places.end()) return;
-        slice.copies.push_back({place, key, payload});
-      }));
-  if (!searched) return Error(Code::kUnavailable, "the index of records is being changed");
-  return slice;
-}
-
-void Compaction::ReadAhead(size_t bytes, const std::vector<uint32_t>& live) {
-  if (ready_ || reading_.valid()) return;
-  if (file_ == UINT32_MAX) {
-    file_ = Choose(live);
+void Compaction::EndRound() {
+  const Round round = running_.get();
+  allowed_ -= std::min(allowed_, round.bytes_read);
+  status_ = round.status;
+  const Code code = status_.code();
+  if (code != Code::kOk && code != Code::kUnavailable && code != Code::kResourceExhausted) {
+    failed_[to_read_[reading_]] = kChoicesAfterError;
+    ++reading_;
     slot_ = 0;
   }
-  if (file_ == UINT32_MAX) return;
-  const RecordLayout& layout = log_.layout();
-  const size_t left = layout.records_per_file - slot_;
-  const auto n = static_cast<uint32_t>(std::clamp<size_t>(bytes / layout.record_bytes, 1, left));
+  if (reading_ < to_read_.size()) return;
+  read_.insert(to_read_.begin(), to_read_.end());
+  to_read_.clear();
+}
+
+void Compaction::ChooseFiles(const std::function<bool(uint32_t)>& may) {
+  if (!to_read_.empty()) return;
+  const size_t excess = Excess();
+  if (excess == 0) allowed_ = 0;
+  const size_t most = (allowed_ + log_.layout().file_end() - 1) / log_.layout().file_end();
+  to_read_ = files_.Emptiest(excess, most, [&](uint32_t number) {
+    return may(number) && number != appender_.current_file() && read_.count(number) == 0 &&
+           failed_.count(number) == 0;
+  });
+  reading_ = 0;
+  slot_ = 0;
+  for (auto failed = failed_.begin(); failed != failed_.end();) {
+    failed = --failed->second == 0 ? failed_.erase(failed) : std::next(failed);
+  }
+}
+
+void Compaction::Allow(size_t bytes, const std::function<bool(uint32_t)>& may) {
+  allowed_ = std::min(allowed_ + bytes, kMostAllowed);
+  if (running_.valid()) {
+    if (running_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return;
+    EndRound();
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (queue_.size() - next_ > kMostQueued) return;
+    // A file that was read has no live records now, or needs another look.
+    if (queue_.size() == next_) read_.clear();
+    queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(next_));
+    next_ = 0;
+  }
+  ChooseFiles(may);
+  if (to_read_.empty()) return;
   try {
     if (TSPS_FAULT_FAILS("thread")) throw std::system_error(errno, std::generic_category());
-    reading_ = std::async(std::launch::async,
-                          [this, file = file_, slot = slot_, n] { return Read(file, slot, n); });
+    running_ = std::async(std::launch::async, [this, n = allowed_] { return Copies(n); });
   } catch (const std::system_error&) {
     // No thread can be started now. The next call tries again.
   }
 }
 
 void Compaction::Await() {
-  if (reading_.valid()) reading_.wait();
+  if (running_.valid()) running_.wait();
 }
 
-const Compaction::Slice* Compaction::Ready() {
-  if (!ready_) {
-    if (!reading_.valid() ||
-        reading_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-      return nullptr;
+Compaction::Round Compaction::Copies(size_t bytes) {
+  const RecordLayout& layout = log_.layout();
+  reserve_.Keep(files_.count() > 2 * kSpareFiles ? layout.file_end() : 0);
+  Round round;
+  while (!ending_.load() && round.bytes_read < bytes && reading_ < to_read_.size()) {
+    const uint32_t file = to_read_[reading_];
+    const size_t slice = std::min(kSliceBytes, bytes - round.bytes_read);
+    const auto slots = static_cast<uint32_t>(
+        std::clamp<size_t>(slice / layout.record_bytes, 1, layout.records_per_file - slot_));
+    round.status = CopySlice(file, slots);
+    if (round.status.code() == Code::kResourceExhausted && reserve_.Release()) {
+      round.status = CopySlice(file, slots);
     }
-    Result<Slice> slice = reading_.get();
-    if (!slice.ok()) {
-      if (slice.status().code() == Code::kUnavailable) return nullptr;  // ReadAhead tries again
-      read_.insert(file_);  // a lookup of one of its rows reports the error
-      file_ = UINT32_MAX;
-      return nullptr;
-    }
-    slice_ = std::move(*slice);
-    ready_ = true;
+    if (!round.status.ok()) return round;
+    round.bytes_read += slots * layout.record_bytes;
+    slot_ += slots;
+    if (slot_ < layout.records_per_file) continue;
+    ++reading_;
+    slot_ = 0;
   }
-  return &slice_;
+  return round;
 }
 
-void Compaction::Done(bool copied) {
-  if (!ready_ || !copied) return;
-  ready_ = false;
-  slot_ = slice_.end_slot;
-  slice_ = Slice();
-  if (slot_ < log_.layout().records_per_file) return;
-  const uint32_t file = std::exchange(file_, UINT32_MAX);
-  try {
-    read_.insert(file);
-  } catch (const std::bad_alloc&) {
-    // The file may be read once more. It has no live records by then.
+Status Compaction::CopySlice(uint32_t file, uint32_t slots) {
+  std::vector<Copy> copies;
+  std::vector<int64_t> keys;
+  std::vector<const char*> payloads;
+  std::vector<uint32_t> places;
+  bool searched = true;
+  const auto look = [&](uint32_t place, int64_t key, const char* payload) {
+    const uint64_t tag = TagOf(key, index_.seed());
+    searched = searched && index_.Find(tag, &places);
+    if (!searched || std::find(places.begin(), places.end(), place) == places.end()) return;
+    copies.push_back({tag, place, kNoRecord});
+    keys.push_back(key);
+    payloads.push_back(payload);
+  };
+  TSPS_ASSIGN_OR_RETURN(const PageBuffer records, log_.ReadSlots(file, slot_, slots, look));
+  if (!searched) return Error(Code::kUnavailable, "the index of records is being changed");
+  return Write(keys, payloads, &copies);
+}
+
+Status Compaction::Write(const std::vector<int64_t>& keys, const std::vector<const char*>& payloads,
+                         std::vector<Copy>* copies) {
+  const RecordLayout& layout = log_.layout();
+  std::vector<uint32_t> places(keys.size());
+  const auto fill = [&](size_t i, char* payload) {
+    std::memcpy(payload, payloads[i], layout.payload_bytes);
+    return keys[i];
+  };
+  // A file that has just got copies must not be taken for an empty one before they are queued.
+  writing_.store(true);
+  const Status appended = appender_.Append(keys.size(), fill, places.data());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  writing_.store(false);
+  TSPS_RETURN_IF_ERROR(appended);
+  for (size_t i = 0; i < places.size(); ++i) {
+    (*copies)[i].to = places[i];
+    ++queued_[layout.file_of(places[i])];
   }
+  queue_.insert(queue_.end(), copies->begin(), copies->end());
+  return {};
+}
+
+bool Compaction::HasQueued() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return next_ < queue_.size();
+}
+
+void Compaction::Apply(const std::function<bool(const Copy& copy)>& apply) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  while (next_ < queue_.size() && apply(queue_[next_])) {
+    const auto file = queued_.find(log_.layout().file_of(queue_[next_].to));
+    if (--file->second == 0) queued_.erase(file);
+    ++next_;
+  }
+  if (next_ < queue_.size()) return;
+  queue_.clear();
+  next_ = 0;
+}
+
+bool Compaction::IsUsing(uint32_t number) const {
+  const auto reading = to_read_.begin() + static_cast<std::ptrdiff_t>(reading_.load());
+  const bool reads = std::find(reading, to_read_.end(), number) != to_read_.end();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return reads || number == appender_.current_file() || queued_.count(number) != 0 ||
+         (writing_.load() && files_.KindOf(number) == RecordKind::kCopies);
 }
 
 }  // namespace tsps

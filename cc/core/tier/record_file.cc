@@ -20,8 +20,11 @@ namespace tsps {
 namespace {
 
 constexpr char kMagic[8] = {'t', 's', 'p', 's', 't', 'i', 'e', 'r'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kHeaderBytes = kPageBytes;
+// Rows and copies may be written at the same time.
+constexpr char kUnnamedRows[] = "/.records", kUnnamedCopies[] = "/.copies";
+constexpr int kReadAttempts = 3;  // before an error of the disk is reported
 
 struct Header {
   char magic[8];
@@ -30,18 +33,21 @@ struct Header {
   char table_uuid[32];
   uint64_t payload_bytes;
   uint64_t records_per_file;
-  uint32_t zero;
+  uint64_t sequence;
+  uint32_t kind;
   uint32_t crc;  // of the bytes before
 };
-static_assert(sizeof(Header) == 72);
+static_assert(sizeof(Header) == 80);
 
 size_t Rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-Header HeaderOf(uint32_t number, const RecordLayout& layout) {
+Header HeaderOf(const RecordFileId& id, const RecordLayout& layout) {
   Header header = {};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.version = kVersion;
-  header.number = number;
+  header.number = id.number;
+  header.sequence = id.sequence;
+  header.kind = static_cast<uint32_t>(id.kind);
   layout.table_uuid.copy(header.table_uuid, sizeof(header.table_uuid));
   header.payload_bytes = layout.payload_bytes;
   header.records_per_file = layout.records_per_file;
@@ -63,17 +69,20 @@ Status CheckHeader(const Header& header, uint32_t number, const RecordLayout& la
   if (header.crc != HeaderCrc(header)) {
     return Damaged(path, "the checksum of its header does not match");
   }
-  const Header expected = HeaderOf(number, layout);
+  const Header expected =
+      HeaderOf({number, static_cast<RecordKind>(header.kind), header.sequence}, layout);
   if (std::memcmp(header.table_uuid, expected.table_uuid, sizeof(expected.table_uuid)) != 0) {
     return Error(Code::kDataLoss, path, " belongs to the table with uuid ",
                  std::string(header.table_uuid, sizeof(header.table_uuid)),
                  ", not to the table with uuid ", layout.table_uuid,
                  ". Nothing was read from it. Give each table its own storage folder");
   }
-  if (std::memcmp(&header, &expected, sizeof(header)) != 0) {
+  if (std::memcmp(&header, &expected, sizeof(header)) != 0 ||
+      header.kind > static_cast<uint32_t>(RecordKind::kCopies) || header.sequence == 0) {
     return Damaged(path, "its header describes file ", header.number, " with payloads of ",
-                   header.payload_bytes, " bytes. Expected: file ", number, " with payloads of ",
-                   layout.payload_bytes, " bytes");
+                   header.payload_bytes, " bytes, of kind ", header.kind,
+                   " and with sequence number ", header.sequence, ". Expected: file ", number,
+                   " with payloads of ", layout.payload_bytes, " bytes");
   }
   return {};
 }
@@ -143,19 +152,21 @@ std::string RecordFile::PathOf(const std::string& folder, uint32_t number) {
   return folder + "/records." + std::to_string(number);
 }
 
-Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder, uint32_t number,
+Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder,
+                                                       const RecordFileId& id,
                                                        const RecordLayout& layout) {
-  const std::string path = PathOf(folder, number);
+  const std::string path = PathOf(folder, id.number);
   // The file gets its name after its header is complete. A leftover of a killed writer is
   // overwritten.
-  const std::string unnamed = folder + "/.records";
+  const std::string unnamed =
+      folder + (id.kind == RecordKind::kRows ? kUnnamedRows : kUnnamedCopies);
   const int fd =
       TSPS_FAULT_FAILS("tier_create") ? -1 : OpenPastCache(unnamed, O_RDWR | O_CREAT | O_TRUNC);
   if (fd < 0) return ErrnoError("cannot create", unnamed);
-  std::shared_ptr<RecordFile> file(new RecordFile(path, fd));
+  std::shared_ptr<RecordFile> file(new RecordFile(path, fd, id));
   TSPS_ASSIGN_OR_RETURN(const PageBuffer page, PageBuffer::Make(kHeaderBytes));
   std::memset(page.data(), 0, kHeaderBytes);
-  const Header header = HeaderOf(number, layout);
+  const Header header = HeaderOf(id, layout);
   std::memcpy(page.data(), &header, sizeof(header));
   TSPS_RETURN_IF_ERROR(file->Write(0, kHeaderBytes, page.data()));
   TSPS_FAULT_POINT("tier_file_written");
@@ -170,7 +181,7 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Open(const std::string& folder, 
   const std::string path = PathOf(folder, number);
   const int fd = OpenPastCache(path, O_RDONLY);
   if (fd < 0) return ErrnoError("cannot open", path);
-  std::shared_ptr<RecordFile> file(new RecordFile(path, fd));
+  std::shared_ptr<RecordFile> file(new RecordFile(path, fd, {number, RecordKind::kRows, 0}));
   struct stat info;
   if (fstat(fd, &info) != 0) return ErrnoError("cannot look at", path);
   if (!S_ISREG(info.st_mode) || info.st_uid != geteuid()) {
@@ -187,6 +198,7 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Open(const std::string& folder, 
   Header header;
   std::memcpy(&header, page.data(), sizeof(header));
   TSPS_RETURN_IF_ERROR(CheckHeader(header, number, layout, path));
+  file->id_ = {number, static_cast<RecordKind>(header.kind), header.sequence};
   return file;
 }
 
@@ -194,11 +206,13 @@ RecordFile::~RecordFile() { close(fd_); }
 
 Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
   size_t done = 0;
+  int failures = 0;
   while (done < bytes) {
     const ssize_t got = TSPS_FAULT_FAILS("tier_read") ? -1
                                                       : pread(fd_, to + done, bytes - done,
                                                               static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EIO && ++failures < kReadAttempts) continue;
     if (got < 0) return ErrnoError("cannot read", path_);
     if (got == 0) break;
     done += static_cast<size_t>(got);
@@ -226,13 +240,20 @@ Status RecordFile::Write(size_t offset, size_t bytes, const char* from) {
   return {};
 }
 
+Result<uint64_t> RecordFile::Bytes() const {
+  struct stat info;
+  if (fstat(fd_, &info) != 0) return ErrnoError("cannot look at", path_);
+  return static_cast<uint64_t>(info.st_size);
+}
+
 bool RecordFile::InPlace() const {
   struct stat info;
   return fstat(fd_, &info) == 0 && info.st_nlink > 0;
 }
 
-Status RecordFile::Remove() {
-  if (unlink(path_.c_str()) != 0 && errno != ENOENT) return ErrnoError("cannot remove", path_);
+Status RecordFile::Remove(const std::string& folder, uint32_t number) {
+  const std::string path = PathOf(folder, number);
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("cannot remove", path);
   return {};
 }
 

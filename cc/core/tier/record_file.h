@@ -1,7 +1,7 @@
 // RecordFile: one file of a record log. Records are written once, in order, and never change.
 //
 //   0      header, 4,096 bytes: magic, version, file number, table uuid, bytes of a payload,
-//          records per file
+//          records per file, sequence number, kind
 //   4096   record 0, record 1, ...; each append begins on a new page, which may leave a gap
 //
 //   record: int64 key | payload | uint32 seal | zeros up to a multiple of 8
@@ -50,11 +50,24 @@ struct RecordLayout {
   static char* PayloadOf(char* record) { return record + sizeof(int64_t); }
 };
 
+// Who has written the records of a file. Only the order of rows' files tells which state a record
+// belongs to: copies are of records that had a place already.
+enum class RecordKind : uint32_t { kRows = 0, kCopies = 1 };
+
+// What tells a file from all others that the log ever had. Numbers are used again after a file was
+// removed, sequence numbers never.
+struct RecordFileId {
+  uint32_t number;
+  RecordKind kind;
+  uint64_t sequence;
+};
+
 class RecordFile {
  public:
   // Creates a file with mode 0600. No file may have this number. Bypasses the page cache if the
   // file system supports that.
-  static Result<std::shared_ptr<RecordFile>> Create(const std::string& folder, uint32_t number,
+  static Result<std::shared_ptr<RecordFile>> Create(const std::string& folder,
+                                                    const RecordFileId& id,
                                                     const RecordLayout& layout);
   // Opens a file to read. DataLoss, naming the path: the file does not belong to this log.
   static Result<std::shared_ptr<RecordFile>> Open(const std::string& folder, uint32_t number,
@@ -71,14 +84,18 @@ class RecordFile {
   Status Write(size_t offset, size_t bytes, const char* from);
 
   const std::string& path() const { return path_; }
-  // Removes the file's name. Processes that have the file open can still read it.
-  Status Remove();
+  const RecordFileId& id() const { return id_; }
+  // Removes the name of a file. Processes that have the file open can still read it.
+  static Status Remove(const std::string& folder, uint32_t number);
+  Result<uint64_t> Bytes() const;
   bool InPlace() const;  // false: the file was removed
 
  private:
-  RecordFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  RecordFile(std::string path, int fd, const RecordFileId& id)
+      : path_(std::move(path)), fd_(fd), id_(id) {}
   const std::string path_;
   const int fd_;
+  RecordFileId id_;
 };
 
 }  // namespace tsps

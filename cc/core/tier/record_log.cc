@@ -30,18 +30,6 @@ constexpr size_t kMaxReadBytes = 128 * 1024;  // of one read, unless a record is
 
 constexpr size_t kRecordsAhead = 8;  // the distance of prefetches in the cache
 
-constexpr size_t kOpenFiles = 128;  // the limit of a process is often 1,024
-
-// Reads the number of a file of records. Returns false for other files.
-bool ParseName(const std::string& name, uint32_t* number) {
-  constexpr char kPrefix[] = "records.";
-  if (name.rfind(kPrefix, 0) != 0 || name.size() > sizeof(kPrefix) - 1 + 9) return false;
-  const std::string digits = name.substr(sizeof(kPrefix) - 1);
-  if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos) return false;
-  *number = static_cast<uint32_t>(std::stoul(digits));
-  return true;
-}
-
 }  // namespace
 
 ReadTotals& ReadTotals::OfProcess() {
@@ -60,18 +48,6 @@ Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, Re
     return Error(Code::kInternal, "threads with buffers of ", threads.buffer_bytes(),
                  " bytes cannot read records of ", log->layout_.record_bytes, " bytes");
   }
-  for (const uint32_t number : log->Files()) {
-    if (number >= log->layout_.max_files()) {
-      return Damaged(RecordFile::PathOf(folder, number),
-                     "its number is too large: a log has at "
-                     "most ",
-                     log->layout_.max_files(), " files");
-    }
-    const Status opened = log->FileOf(number).status();
-    // The writer may have removed the file.
-    if (!opened.ok() && opened.code() != Code::kNotFound) return opened;
-    log->next_number_ = number + 1;
-  }
   return log;
 }
 
@@ -79,111 +55,15 @@ RecordLog::~RecordLog() {
   if (lock_ >= 0) close(lock_);
 }
 
-std::vector<uint32_t> RecordLog::Files() const {
-  std::vector<uint32_t> numbers;
-  uint32_t number;
-  for (const std::string& name : EntriesOf(folder_)) {
-    if (ParseName(name, &number)) numbers.push_back(number);
-  }
-  std::sort(numbers.begin(), numbers.end());
-  return numbers;
-}
-
-Status RecordLog::BeginFile() {
-  const std::vector<uint32_t> taken = Files();
-  if (taken.size() >= layout_.max_files()) {
-    return Error(Code::kResourceExhausted, folder_, " has ", taken.size(),
-                 " files of records, the most that a log can have. Nothing was changed. Shard "
-                 "the table over more nodes");
-  }
-  uint32_t number = next_number_ % layout_.max_files();
-  while (std::binary_search(taken.begin(), taken.end(), number)) {
-    number = (number + 1) % layout_.max_files();
-  }
-  TSPS_ASSIGN_OR_RETURN(current_, RecordFile::Create(folder_, number, layout_));
-  current_number_ = number;
-  next_number_ = number + 1;
-  next_slot_ = 0;
+void RecordLog::Wrote(size_t records, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  open_[number] = current_;
-  return {};
-}
-
-Status RecordLog::Append(size_t n, const Fill& fill, uint32_t* places) {
-  if (buffer_.data() == nullptr) {
-    const size_t bytes = std::max(kAppendBytes, layout_.record_bytes + 2 * kPageBytes);
-    TSPS_ASSIGN_OR_RETURN(buffer_, PageBuffer::Make(bytes));
-  }
-  for (size_t done = 0; done < n;) {
-    uint32_t slot = layout_.SlotOnNewPage(next_slot_);
-    if (current_ == nullptr || slot >= layout_.records_per_file) {
-      TSPS_RETURN_IF_ERROR(BeginFile());
-      slot = 0;
-    }
-    const size_t begin = layout_.offset(slot) / kPageBytes * kPageBytes;
-    const size_t lead = layout_.offset(slot) - begin;
-    const size_t count = std::min({n - done, layout_.records_per_file - slot,
-                                   (buffer_.bytes() - lead) / layout_.record_bytes});
-    char* at = buffer_.data() + lead;
-    std::memset(buffer_.data(), 0, lead);
-    for (size_t i = 0; i < count; ++i, at += layout_.record_bytes) {
-      const uint32_t place = layout_.place(current_number_, slot + static_cast<uint32_t>(i));
-      const int64_t key = fill(done + i, RecordLayout::PayloadOf(at));
-      layout_.Seal(place, key, at);
-      places[done + i] = place;
-    }
-    const size_t used = static_cast<size_t>(at - buffer_.data());
-    const size_t bytes = (used + kPageBytes - 1) / kPageBytes * kPageBytes;
-    std::memset(at, 0, bytes - used);
-    TSPS_RETURN_IF_ERROR(current_->Write(begin, bytes, buffer_.data()));
-    TSPS_FAULT_POINT("tier_appended");
-    next_slot_ = slot + static_cast<uint32_t>(count);
-    done += count;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    counters_.records_written += count;
-    counters_.bytes_written += bytes;
-  }
-  return {};
+  counters_.records_written += records;
+  counters_.bytes_written += bytes;
 }
 
 Status RecordLog::RemoveFile(uint32_t number) {
-  std::shared_ptr<RecordFile> file;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto entry = open_.find(number);
-    if (entry != open_.end()) {
-      file = entry->second;
-      open_.erase(entry);
-    }
-  }
-  if (number == current_number_) {
-    current_.reset();
-    current_number_ = UINT32_MAX;
-  }
-  if (file == nullptr) {
-    TSPS_ASSIGN_OR_RETURN(file, RecordFile::Open(folder_, number, layout_));
-  }
-  return file->Remove();
-}
-
-Result<std::shared_ptr<RecordFile>> RecordLog::FileOf(uint32_t number) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<RecordFile>& file = open_[number];
-  // The writer may have removed the file, and given its number to a new one.
-  if (file == nullptr || !file->InPlace()) {
-    auto opened = RecordFile::Open(folder_, number, layout_);
-    if (!opened.ok()) {
-      open_.erase(number);
-      return opened.status();
-    }
-    file = *opened;
-    if (open_.size() > kOpenFiles) {  // close any other file
-      const auto first = open_.begin();
-      open_.erase(first->first == number ? std::next(first) : first);
-    }
-    return *opened;
-  }
-  return file;
+  open_.Forget(number);
+  return RecordFile::Remove(folder_, number);
 }
 
 std::vector<uint32_t> RecordLog::VisitCached(const uint32_t* places, size_t n,
@@ -222,23 +102,19 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
   const ReadCosts costs =
       CheapestReads(layout_, sorted.data(), n, kReadBytes, std::min(most, threads_.buffer_bytes()));
   const std::vector<RecordRead> reads = PlanReads(layout_, sorted.data(), n, costs);
-  std::map<uint32_t, std::shared_ptr<RecordFile>> files;
   uint64_t bytes = 0;
-  for (const RecordRead& read : reads) {
-    bytes += read.bytes;
-    if (files.count(read.file) != 0) continue;
-    TSPS_ASSIGN_OR_RETURN(files[read.file], FileOf(read.file));
-  }
+  for (const RecordRead& read : reads) bytes += read.bytes;
   const Status status =
       threads_.Run(reads.size(), urgent, [&](size_t item, const PageBuffer& buffer) -> Status {
         const RecordRead& read = reads[item];
-        const RecordFile& file = *files.find(read.file)->second;
-        TSPS_RETURN_IF_ERROR(file.Read(read.offset, read.bytes, buffer.data()));
+        // The reads are sorted by file, so the threads use few files at a time.
+        TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<RecordFile> file, FileOf(read.file));
+        TSPS_RETURN_IF_ERROR(file->Read(read.offset, read.bytes, buffer.data()));
         for (size_t i = read.first; i < read.first + read.n; ++i) {
           const uint32_t slot = layout_.slot_of(sorted[i]);
           const char* record = buffer.data() + (layout_.offset(slot) - read.offset);
           if (!layout_.Sealed(sorted[i], record)) {
-            return Damaged(file.path(), "the checksum of record ", slot, " does not match");
+            return Damaged(file->path(), "the checksum of record ", slot, " does not match");
           }
           if (cache_ != nullptr) cache_->Put(sorted[i], record);
           visit(order[i], RecordLayout::KeyOf(record), RecordLayout::PayloadOf(record));
@@ -283,7 +159,7 @@ Result<PageBuffer> RecordLog::ReadSlots(uint32_t number, uint32_t slot, uint32_t
 uint64_t RecordLog::bytes() const {
   uint64_t bytes = 0;
   struct stat info;
-  for (const uint32_t number : Files()) {
+  for (const uint32_t number : RecordFilesIn(folder_)) {
     if (stat(RecordFile::PathOf(folder_, number).c_str(), &info) == 0) {
       bytes += static_cast<uint64_t>(info.st_size);
     }

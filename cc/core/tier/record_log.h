@@ -2,9 +2,9 @@
 // grow by appends.
 //
 // The log does not know which records are live; the RecordIndex does. A key may have several
-// records, and a file whose records are all dead is removed. The group's writer appends, any
-// process reads, and the processes share only the files. A killed writer may leave records at the
-// end of its file that no index knows; the next writer begins a new file.
+// records, and a file whose records are all dead is removed. The group's writer appends
+// (record_appender.h), any process reads, and the processes share only the files. A killed writer
+// may leave records at the end of its files that no index knows; the next writer begins new ones.
 #ifndef TFSPS_CORE_TIER_RECORD_LOG_H_
 #define TFSPS_CORE_TIER_RECORD_LOG_H_
 
@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +19,7 @@
 
 #include "core/base/status.h"
 #include "core/tier/io_threads.h"
+#include "core/tier/open_record_files.h"
 #include "core/tier/page_buffer.h"
 #include "core/tier/record_cache.h"
 #include "core/tier/record_file.h"
@@ -60,20 +60,12 @@ class RecordLog {
 
   const RecordLayout& layout() const { return layout_; }
   const std::string& folder() const { return folder_; }
-  // Returns the numbers of the existing files, ascending.
-  std::vector<uint32_t> Files() const;
-
-  // Writes n records with few system calls, and stores their places in `places`. fill(i, payload)
-  // writes the payload of record i and returns its key. After an error none of the records is known
-  // to be on disk, and the next call uses the same places. Writer only; not thread-safe.
-  using Fill = std::function<int64_t(size_t i, char* payload)>;
-  Status Append(size_t n, const Fill& fill, uint32_t* places);
-  // Returns the number of the file that Append writes to, which must not be removed; UINT32_MAX if
-  // no file is open for appends.
-  uint32_t current_file() const { return current_number_; }
-  // Removes a file. Writer only.
+  // --- Writer only: what it did to the log. ---
+  void Created(const std::shared_ptr<RecordFile>& file) { open_.Put(file); }
+  void Wrote(size_t records, size_t bytes);
   Status RemoveFile(uint32_t number);
 
+  // --- Any process, any thread. ---
   // Reads records, in any order and on many threads, and calls visit(i, key, payload) for
   // places[i]. NotFound: a file was removed. DataLoss, naming file and record: a record is not as
   // it was written. A caller that raced with the writer gets the places from the index again.
@@ -84,7 +76,9 @@ class RecordLog {
   // that were never written. The payloads point into the returned buffer.
   using VisitPlace = std::function<void(uint32_t place, int64_t key, const char* payload)>;
   Result<PageBuffer> ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const VisitPlace& visit);
-  // Returns the bytes of all files.
+  // Returns a file, opened. NotFound: there is none with this number.
+  Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number) { return open_.Get(number); }
+  // Returns the bytes of all files, for which it looks at each of them.
   uint64_t bytes() const;
 
   // Counters since the log was opened.
@@ -96,12 +90,12 @@ class RecordLog {
 
  private:
   RecordLog(std::string folder, RecordLayout layout, IoThreads& threads)
-      : folder_(std::move(folder)), layout_(std::move(layout)), threads_(threads) {}
-  Status BeginFile();
+      : folder_(std::move(folder)),
+        layout_(std::move(layout)),
+        threads_(threads),
+        open_(folder_, layout_) {}
   // Visits the records that are in the cache. Returns the positions of the other places.
   std::vector<uint32_t> VisitCached(const uint32_t* places, size_t n, const Visit& visit) const;
-  // Returns the file with this number, opened, and not removed.
-  Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number);
 
   const std::string folder_;
   const RecordLayout layout_;
@@ -109,15 +103,9 @@ class RecordLog {
   std::unique_ptr<RecordCache> cache_;  // or null
   int lock_ = -1;                       // file descriptor of the folder
 
-  // --- Writer. ---
-  std::shared_ptr<RecordFile> current_;
-  uint32_t current_number_ = UINT32_MAX;
-  uint32_t next_number_ = 0;  // numbers wrap around, so that each is reused as late as possible
-  uint32_t next_slot_ = 0;
-  PageBuffer buffer_;
+  OpenRecordFiles open_;
 
-  mutable std::mutex mutex_;  // protects open_ and counters_
-  std::map<uint32_t, std::shared_ptr<RecordFile>> open_;
+  mutable std::mutex mutex_;  // protects counters_
   Counters counters_;
 };
 

@@ -16,7 +16,8 @@ namespace tsps {
 // A RecordState in the file.
 struct RecordMoves::StoredState {
   uint32_t number;  // written first
-  uint32_t last;
+  uint32_t last_slot;
+  uint64_t last_sequence;
   uint32_t rows;  // 32 bits suffice, because each row has its own place
   uint32_t crc;   // of the fields before it
 };
@@ -27,11 +28,11 @@ struct RecordMoves::Header {
   uint64_t n_entering, n_leaving;
   StoredState states[2];  // of even and of odd numbers
   uint32_t crc;           // of the declared moves, their number and counts
-  uint32_t zero;
+  uint32_t zeros[13];
 };
 
 namespace {
-constexpr size_t kMovesHeaderBytes = 64;
+constexpr size_t kMovesHeaderBytes = 128;
 std::string MovesPath(const std::string& folder) { return folder + "/records.moves"; }
 }  // namespace
 
@@ -44,7 +45,7 @@ uint32_t RecordMoves::Crc() const {
 Result<std::unique_ptr<RecordMoves>> RecordMoves::Create(const std::string& folder) {
   TSPS_ASSIGN_OR_RETURN(auto file, MappedFile::Create(MovesPath(folder), kPageBytes, SIZE_MAX));
   std::unique_ptr<RecordMoves> moves(new RecordMoves(std::move(file)));
-  moves->Keep({0, kNoRecord, 0});
+  moves->Keep({0, 0, 0, 0});
   return moves;
 }
 
@@ -112,7 +113,8 @@ uint32_t RecordMoves::CrcOf(const StoredState& state) {
 }
 
 void RecordMoves::Keep(const RecordState& state) {
-  StoredState next = {state.number, state.last, static_cast<uint32_t>(state.rows), 0};
+  StoredState next = {state.number, state.last_slot, state.last_sequence,
+                      static_cast<uint32_t>(state.rows), 0};
   next.crc = CrcOf(next);
   StoredState& stored = header().states[state.number & 1];
   // The number changes first, so that a reader of a half-written state finds the new number.
@@ -129,7 +131,7 @@ Result<bool> RecordMoves::StateOf(uint32_t committed, RecordState* state) const 
     std::atomic_thread_fence(std::memory_order_seq_cst);
   };
   read();
-  *state = {copy.number, copy.last, copy.rows};
+  *state = {copy.number, copy.last_slot, copy.last_sequence, copy.rows};
   if (copy.number != committed || CrcOf(copy) == copy.crc || TSPS_FAULT_OFF("damage")) {
     return copy.number == committed;
   }

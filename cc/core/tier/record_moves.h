@@ -30,11 +30,12 @@ struct RecordMove {
 };
 static_assert(sizeof(RecordMove) == 16);
 
-// The records of a committed state.
+// The records of a committed state: copies, and rows up to the last one.
 struct RecordState {
-  uint32_t number;  // of the last moves
-  uint32_t last;    // the place of the state's last record; kNoRecord: the state has no records
-  uint64_t rows;    // the number of rows in the log
+  uint32_t number;         // of the last moves
+  uint32_t last_slot;      // of the last row that a mutation has appended
+  uint64_t last_sequence;  // the sequence number of its file; 0: there is none
+  uint64_t rows;           // the number of rows in the log
 };
 
 class RecordMoves {

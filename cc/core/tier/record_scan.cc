@@ -20,23 +20,34 @@ Result<std::unique_ptr<RecordScan>> RecordScan::Begin(RecordStore& store, uint32
   TSPS_ASSIGN_OR_RETURN(const bool known, store.moves_->StateOf(committed, &scan->state_));
   if (!known) return std::unique_ptr<RecordScan>();
   scan->entered_.insert(entered.begin(), entered.end());
-  for (const uint32_t file : store.log_->Files()) {
-    if (scan->OfState(store.log_->layout().place(file, 0))) scan->files_.push_back(file);
-  }
+  scan->files_ = RecordFilesIn(store.log_->folder());
   return scan;
 }
 
-// Numbers of files wrap around, so the distance to the last place decides.
-bool RecordScan::OfState(uint32_t place) const {
-  if (state_.last == kNoRecord) return false;
-  const uint64_t places = store_.log_->layout().max_places();
-  return (state_.last + places - place) % places < places / 2;
+Result<uint32_t> RecordScan::SlotsOfState(uint32_t file) {
+  const auto known = slots_of_state_.find(file);
+  if (known != slots_of_state_.end()) return known->second;
+  TSPS_ASSIGN_OR_RETURN(const auto opened, store_.log_->FileOf(file));
+  const RecordFileId& id = opened->id();
+  auto slots = static_cast<uint32_t>(store_.log_->layout().records_per_file);
+  if (id.kind == RecordKind::kRows && id.sequence >= state_.last_sequence) {
+    slots = id.sequence == state_.last_sequence ? state_.last_slot + 1 : 0;
+  }
+  slots_of_state_[file] = slots;
+  return slots;
 }
 
+Result<bool> RecordScan::OfState(uint32_t place) {
+  const RecordLayout& layout = store_.log_->layout();
+  TSPS_ASSIGN_OR_RETURN(const uint32_t slots, SlotsOfState(layout.file_of(place)));
+  return layout.slot_of(place) < slots;
+}
+
+// A row that left after the state was committed, or was never of it, is told from others when it is
+// read: this needs no look into its file.
 void RecordScan::Left(const RecordMove* moves, size_t n) {
   for (size_t i = 0; i < n; ++i) {
-    if (!OfState(moves[i].place) || !left_.insert(moves[i].place).second) continue;
-    left_by_tag_.emplace(moves[i].tag, moves[i].place);
+    if (left_.insert(moves[i].place).second) left_by_tag_.emplace(moves[i].tag, moves[i].place);
   }
 }
 
@@ -54,22 +65,19 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
     return RemovedFolderOr(log.folder(), Damaged(log.folder(), "only ", visited_, " of its ",
                                                  state_.rows, " rows can be read"));
   }
-  const size_t left = layout.records_per_file - slot_;
-  const auto n =
-      static_cast<uint32_t>(std::clamp<size_t>(kSliceBytes / layout.record_bytes, 1, left));
+  const Result<uint32_t> slots = SlotsOfState(files_[file_]);
   std::vector<Row> rows;
-  const Result<PageBuffer> records =
-      log.ReadSlots(files_[file_], slot_, n, [&](uint32_t place, int64_t key, const char* payload) {
-        if (!OfState(place) || entered_.count(place) != 0) return;
-        rows.push_back({place, key, payload});
-      });
-  if (records.status().code() == Code::kNotFound) {
-    TSPS_RETURN_IF_ERROR(refresh_());
-    ++file_;  // the writer was removing the file when the scan began: it had no row of the state
-    slot_ = 0;
-    return true;
+  uint32_t n = 0;
+  if (slots.ok() && *slots > slot_) {
+    n = static_cast<uint32_t>(
+        std::clamp<size_t>(kSliceBytes / layout.record_bytes, 1, *slots - slot_));
+    const auto keep = [&](uint32_t place, int64_t key, const char* payload) {
+      if (entered_.count(place) == 0) rows.push_back({place, key, payload});
+    };
+    TSPS_ASSIGN_OR_RETURN(slice_, log.ReadSlots(files_[file_], slot_, n, keep));
+  } else if (!slots.ok() && slots.status().code() != Code::kNotFound) {
+    return slots.status();
   }
-  TSPS_RETURN_IF_ERROR(records.status());
   // Reads the index before the removals, so that no entry that is removed meanwhile is missed.
   std::vector<char> in_index(rows.size());
   std::vector<uint32_t> places;
@@ -87,7 +95,9 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
     ++visited_;
   }
   slot_ += n;
-  if (slot_ == layout.records_per_file) {
+  // If there is no file, the writer was removing it when the scan began: it had no row of the
+  // state.
+  if (!slots.ok() || slot_ >= *slots) {
     ++file_;
     slot_ = 0;
   }
@@ -98,10 +108,12 @@ Status RecordScan::Find(const int64_t* keys, size_t n, const RecordStore::Visit&
   const RecordIndex& index = *store_.index_;
   std::vector<uint32_t> places;  // places that may have the row of a wanted key
   std::vector<size_t> wanted;    // the position of that key in `keys`
-  const auto add = [&](size_t i, uint32_t place) {
-    if (!OfState(place) || entered_.count(place) != 0) return;
+  const auto add = [&](size_t i, uint32_t place) -> Status {
+    TSPS_ASSIGN_OR_RETURN(const bool of_state, OfState(place));
+    if (!of_state || entered_.count(place) != 0) return {};
     places.push_back(place);
     wanted.push_back(i);
+    return {};
   };
   std::vector<uint32_t> candidates;
   for (size_t i = 0; i < n; ++i) {
@@ -109,7 +121,7 @@ Status RecordScan::Find(const int64_t* keys, size_t n, const RecordStore::Visit&
       return Error(Code::kUnavailable, "the index of the records in ", store_.log_->folder(),
                    " is damaged, or grows too fast to be read");
     }
-    for (const uint32_t place : candidates) add(i, place);
+    for (const uint32_t place : candidates) TSPS_RETURN_IF_ERROR(add(i, place));
   }
   TSPS_RETURN_IF_ERROR(refresh_());
   if (!left_.empty()) {
@@ -117,7 +129,7 @@ Status RecordScan::Find(const int64_t* keys, size_t n, const RecordStore::Visit&
     for (size_t i = 0; i < n; ++i) {
       const auto range = left_by_tag_.equal_range(TagOf(keys[i], index.seed()));
       for (auto removed = range.first; removed != range.second; ++removed) {
-        if (known.count(removed->second) == 0) add(i, removed->second);
+        if (known.count(removed->second) == 0) TSPS_RETURN_IF_ERROR(add(i, removed->second));
       }
     }
   }

@@ -1,10 +1,11 @@
 // RecordScan: reads all rows that one committed state has in a record store, while the writer
 // continues.
 //
-// Places and index identify the state's records. A record after the state's last place belongs to a
-// later state. An earlier record belongs to the state if its entry is in the index, or was removed
-// since the state was committed. The writer reports these removals to the scan (Left), and removes
-// no files while a scan runs.
+// The state knows the last row that was appended for it. Later ones, by the sequence numbers of
+// files and by slots, belong to later states. An earlier row, or a copy, belongs to the state if
+// its entry is in the index, or was removed since the state was committed. The writer reports these
+// removals to the scan (Left). While a scan runs, the writer neither removes files nor puts copies
+// into the index.
 #ifndef TFSPS_CORE_TIER_RECORD_SCAN_H_
 #define TFSPS_CORE_TIER_RECORD_SCAN_H_
 
@@ -47,7 +48,9 @@ class RecordScan {
  private:
   RecordScan(RecordStore& store, std::function<Status()> refresh)
       : store_(store), refresh_(std::move(refresh)) {}
-  bool OfState(uint32_t place) const;
+  // Returns the number of slots of a file that may belong to the state, from the first one on.
+  Result<uint32_t> SlotsOfState(uint32_t file);
+  Result<bool> OfState(uint32_t place);
   struct Row {
     uint32_t place;
     int64_t key;
@@ -60,9 +63,11 @@ class RecordScan {
   std::unordered_set<uint32_t> entered_;  // places of rows that are in memory
   std::unordered_multimap<uint64_t, uint32_t> left_by_tag_;
   std::unordered_set<uint32_t> left_;
+  std::unordered_map<uint32_t, uint32_t> slots_of_state_;  // of the files that were looked at
   std::vector<uint32_t> files_;
   size_t file_ = 0;  // the position of the next file in files_
   uint32_t slot_ = 0;
+  PageBuffer slice_;  // the records that were read last
   uint64_t visited_ = 0;
 };
 

@@ -1,9 +1,9 @@
 #include "core/tier/record_store.h"
 
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 
+#include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/tier/removed_folder.h"
 
@@ -14,6 +14,8 @@ namespace {
 constexpr int kAttempts = 5;
 // The distance of prefetches in the index.
 constexpr size_t kAhead = 8;
+constexpr uint64_t kPlaceCopiesNs = 1'000'000;
+constexpr size_t kCopiesPerLook = 64;  // at the clock
 
 }  // namespace
 
@@ -22,7 +24,7 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shar
                                                          RecordLayout layout, uint64_t seed,
                                                          const Memory& memory, IoThreads& threads) {
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
-  if (!log->Files().empty()) {
+  if (!RecordFilesIn(disk).empty()) {
     return Error(Code::kAlreadyExists, disk,
                  " contains files of records already. They were not changed. Give the table an "
                  "empty storage folder, or remove these files");
@@ -30,10 +32,11 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shar
   TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Create(shared, log->layout(), memory.cache_bytes));
   log->UseCache(std::move(cache));
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Create(shared, seed));
-  std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
+  std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index), threads));
   store->shared_ = shared;
   TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Create(shared));
   TSPS_ASSIGN_OR_RETURN(store->announced_, AnnouncedRows::Create(shared, memory.rows));
+  store->MakeWriter();
   return store;
 }
 
@@ -45,63 +48,62 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& shared
   TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Open(shared, log->layout(), memory.cache_bytes));
   log->UseCache(std::move(cache));
   TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Open(shared, seed));
-  std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index)));
+  std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index), threads));
   store->shared_ = shared;
   TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Open(shared));
   TSPS_ASSIGN_OR_RETURN(store->announced_, AnnouncedRows::Open(shared, memory.rows));
   return store;
 }
 
+void RecordStore::MakeWriter() {
+  files_ = std::make_unique<RecordFiles>(log_->folder(), log_->layout());
+  appender_ = std::make_unique<RecordAppender>(*log_, *files_, RecordKind::kRows);
+  compaction_ = std::make_unique<Compaction>(*log_, *index_, *files_);
+}
+
 Status RecordStore::MakeWritable(uint32_t committed) {
+  compaction_.reset();
+  MakeWriter();
   TSPS_RETURN_IF_ERROR(index_->MakeWritable(log_->layout().max_places()));
   TSPS_RETURN_IF_ERROR(moves_->MakeWritable());
   TSPS_RETURN_IF_ERROR(moves_->Recover(committed, *index_));
-  committed_ = committed;
+  TSPS_RETURN_IF_ERROR(files_->Load(threads_));
   TSPS_RETURN_IF_ERROR(CountLive());
-  RecordState state;
-  TSPS_ASSIGN_OR_RETURN(const bool known, moves_->StateOf(committed, &state));
-  if (!known || state.rows != rows()) {
+  TSPS_ASSIGN_OR_RETURN(const bool known, moves_->StateOf(committed, &state_));
+  if (!known || state_.rows != rows()) {
     return Damaged(shared_ + "/records.moves", "it has no state with number ", committed, " and ",
                    rows(), " rows, which the index has");
   }
-  last_ = state.last;
+  files_->ContinueAfter(state_.last_sequence);
   return {};
 }
 
 Status RecordStore::CountLive() {
-  live_.clear();
-  index_->ForEach([this](uint64_t, uint32_t place) {
+  uint32_t missing = UINT32_MAX;
+  uint64_t rows = 0;
+  index_->ForEach([&](uint64_t, uint32_t place) {
     const uint32_t file = log_->layout().file_of(place);
-    if (live_.size() <= file) live_.resize(file + 1);
-    ++live_[file];
-  });
-  const std::vector<uint32_t> files = log_->Files();
-  for (uint32_t file = 0; file < live_.size(); ++file) {
-    if (live_[file] > 0 && !std::binary_search(files.begin(), files.end(), file)) {
-      return Error(Code::kDataLoss, RecordFile::PathOf(log_->folder(), file), " was deleted, and ",
-                   live_[file],
-                   " rows of the table with it. The table cannot be opened. Remove the job's "
-                   "folder in shared memory (/dev/shm or TFSPS_DIR), and start from the newest "
-                   "checkpoint");
+    if (files_->HasCount(file) && (files_->live(file) > 0 || files_->Has(file))) {
+      files_->Enter(file);
+    } else if (file <= missing) {
+      rows = file < missing ? 1 : rows + 1;
+      missing = file;
     }
-  }
-  if (!files.empty() && live_.size() <= files.back()) live_.resize(files.back() + 1);
-  emptied_.clear();
-  for (const uint32_t file : files) {
-    if (live_[file] == 0) emptied_.push_back(file);  // not removed yet: a scan may need the file
-  }
-  return {};
+  });
+  if (missing == UINT32_MAX) return {};
+  return Error(Code::kDataLoss, RecordFile::PathOf(log_->folder(), missing), " was deleted, and ",
+               rows,
+               " rows of the table with it. The table cannot be opened. Remove the job's folder in "
+               "shared memory (/dev/shm or TFSPS_DIR), and start from the newest checkpoint");
 }
 
 void RecordStore::Enter(uint64_t tag, uint32_t place) {
   index_->Insert(tag, place);
-  ++live_[log_->layout().file_of(place)];
+  files_->Enter(log_->layout().file_of(place));
 }
 
 void RecordStore::Drop(uint64_t tag, uint32_t place) {
-  if (!index_->Remove(tag, place)) return;
-  const uint32_t file = log_->layout().file_of(place);
-  if (--live_[file] == 0) emptied_.push_back(file);
+  if (index_->Remove(tag, place)) files_->Drop(log_->layout().file_of(place));
 }
 
 Result<bool> RecordStore::RowsOf(uint32_t committed, uint64_t* rows) const {
@@ -247,52 +249,31 @@ Result<uint32_t> RecordStore::PlaceNow(int64_t key, uint64_t tag, uint32_t place
   return now;
 }
 
-void RecordStore::ChooseCopies() {
-  copies_.clear();
-  slice_ = compaction_.Ready();
-  if (slice_ == nullptr) return;
-  std::unordered_set<uint32_t> coming;
-  for (const RecordMove& move : entering_) coming.insert(move.place);
-  for (size_t i = 0; i < slice_->copies.size(); ++i) {
-    const Compaction::Slice::Copy& copy = slice_->copies[i];
-    if (i + kAhead < slice_->copies.size()) {
-      index_->Prefetch(TagOf(slice_->copies[i + kAhead].key, index_->seed()));
-    }
-    if (coming.count(copy.place) != 0) continue;
-    if (index_->Has(TagOf(copy.key, index_->seed()), copy.place)) copies_.push_back(&copy);
-  }
-}
-
-// Appends the rows that leave memory, and then compaction's copies.
-Status RecordStore::Append(size_t n, const RecordLog::Fill& fill) {
-  const size_t all = n + copies_.size();
-  std::vector<uint64_t> tags(all);
-  std::vector<uint32_t> places(all);
-  TSPS_RETURN_IF_ERROR(log_->Append(
-      all,
+Status RecordStore::Append(size_t n, const RecordAppender::Fill& fill) {
+  std::vector<uint64_t> tags(n);
+  std::vector<uint32_t> places(n);
+  TSPS_RETURN_IF_ERROR(appender_->Append(
+      n,
       [&](size_t i, char* payload) {
-        int64_t key;
-        if (i < n) {
-          key = fill(i, payload);
-        } else {
-          const Compaction::Slice::Copy& copy = *copies_[i - n];
-          std::copy_n(copy.payload, log_->layout().payload_bytes, payload);
-          key = copy.key;
-        }
+        const int64_t key = fill(i, payload);
         tags[i] = TagOf(key, index_->seed());
         return key;
       },
       places.data()));
-  for (size_t i = 0; i < all; ++i) leaving_.push_back({tags[i], places[i]});
-  for (size_t i = n; i < all; ++i) entering_.push_back({tags[i], copies_[i - n]->place});
-  for (const uint32_t place : places) {
-    live_.resize(std::max<size_t>(live_.size(), log_->layout().file_of(place) + 1));
-  }
-  emptied_.reserve(emptied_.size() + live_.size());  // each file becomes empty at most once
-  return index_->Reserve(tags.data(), all);
+  for (size_t i = 0; i < n; ++i) leaving_.push_back({tags[i], places[i]});
+  files_->ReserveCounts();
+  return index_->Reserve(tags.data(), n);
 }
 
-Status RecordStore::Leave(const Entering& entering, size_t n, const RecordLog::Fill& fill) {
+void RecordStore::SortEnteringPlaces() {
+  entering_places_.clear();
+  places_copies_ = compaction_->HasQueued();
+  if (!places_copies_) return;
+  for (const RecordMove& move : entering_) entering_places_.push_back(move.place);
+  std::sort(entering_places_.begin(), entering_places_.end());
+}
+
+Status RecordStore::Leave(const Entering& entering, size_t n, const RecordAppender::Fill& fill) {
   entering_.clear();
   leaving_.clear();
   for (size_t i = 0; i < entering.n; ++i) {
@@ -304,15 +285,20 @@ Status RecordStore::Leave(const Entering& entering, size_t n, const RecordLog::F
                           PlaceNow(entering.keys[i], tag, entering.places[i]));
     entering_.push_back({tag, place});
   }
-  ChooseCopies();
+  SortEnteringPlaces();
   TSPS_RETURN_IF_ERROR(Append(n, fill));
   return moves_->Reserve(entering_.size() + leaving_.size());
 }
 
 void RecordStore::Declare() {
-  const uint32_t last = leaving_.empty() ? last_ : leaving_.back().place;
-  const RecordState next{next_number(), last, rows() + leaving_.size() - entering_.size()};
-  moves_->Declare(next, entering_, leaving_);
+  next_ = state_;
+  next_.number = next_number();
+  next_.rows = rows() + leaving_.size() - entering_.size();
+  if (!leaving_.empty()) {
+    next_.last_slot = log_->layout().slot_of(leaving_.back().place);
+    next_.last_sequence = appender_->current_sequence();
+  }
+  moves_->Declare(next_, entering_, leaving_);
   for (size_t i = 0; i < leaving_.size(); ++i) {
     if (i + kAhead < leaving_.size()) index_->Prefetch(leaving_[i + kAhead].tag);
     Enter(leaving_[i].tag, leaving_[i].place);
@@ -320,55 +306,59 @@ void RecordStore::Declare() {
   }
 }
 
-// Updates the cache: removes the records of rows that entered memory, and moves those that
-// compaction copied.
-void RecordStore::MoveCached() {
-  RecordCache* const cache = log_->cache();
-  if (cache == nullptr) return;
-  const size_t rows = entering_.size() - copies_.size(), first = leaving_.size() - copies_.size();
-  for (size_t i = 0; i < entering_.size(); ++i) {
-    if (i + kAhead < entering_.size()) cache->Prefetch(entering_[i + kAhead].place);
-    if (i < rows) {
-      cache->Remove(entering_[i].place);
-    } else {
-      cache->Move(entering_[i].place, leaving_[first + i - rows].place);
+void RecordStore::PlaceCopies() {
+  if (!places_copies_) return;
+  const uint64_t end = NowNs() + kPlaceCopiesNs;
+  // As many rows as move are placed in any case, so that compaction keeps up.
+  const size_t least = entering_.size() + leaving_.size();
+  size_t placed = 0;
+  compaction_->Apply([&](const Compaction::Copy& copy) {
+    if (placed >= least && placed % kCopiesPerLook == 0 && NowNs() > end) return false;
+    const uint32_t to = log_->layout().file_of(copy.to);
+    if (!files_->HasCount(to)) return false;  // the next mutation makes space for its count
+    ++placed;
+    // The entries of rows that enter memory are removed as they are.
+    if (std::binary_search(entering_places_.begin(), entering_places_.end(), copy.from)) {
+      return true;
     }
-  }
+    if (!index_->Replace(copy.tag, copy.from, copy.to)) return true;  // the row left the disk
+    TSPS_FAULT_POINT("record_store_placed_one");
+    files_->Enter(to);
+    files_->Drop(log_->layout().file_of(copy.from));
+    if (log_->cache() != nullptr) log_->cache()->Move(copy.from, copy.to);
+    return true;
+  });
 }
 
 void RecordStore::Finish(bool published) {
-  if (published) {
-    ++committed_;
-    if (!leaving_.empty()) last_ = leaving_.back().place;
-  }
-  if (published) MoveCached();
+  if (published) state_ = next_;
+  RecordCache* const cache = published ? log_->cache() : nullptr;
   const std::vector<RecordMove>& dropped = published ? entering_ : leaving_;
   for (size_t i = 0; i < dropped.size(); ++i) {
-    if (i + kAhead < dropped.size()) index_->Prefetch(dropped[i + kAhead].tag);
+    if (i + kAhead < dropped.size()) {
+      index_->Prefetch(dropped[i + kAhead].tag);
+      if (cache != nullptr) cache->Prefetch(dropped[i + kAhead].place);
+    }
     Drop(dropped[i].tag, dropped[i].place);
+    if (cache != nullptr) cache->Remove(dropped[i].place);
     TSPS_FAULT_POINT("record_store_dropped_one");
   }
   moves_->Clear();
   entering_.clear();
   leaving_.clear();
-  compaction_.Done(published && slice_ != nullptr);
-  slice_ = nullptr;
 }
 
 void RecordStore::RemoveEmptied() {
-  size_t kept = 0;
-  for (const uint32_t file : emptied_) {
-    const bool empty = live_[file] == 0 && file != log_->current_file();
-    if (live_[file] > 0) continue;
-    // After an error, the next call tries to remove the file again.
-    if (!empty || compaction_.IsReading(file) || !log_->RemoveFile(file).ok()) {
-      emptied_[kept++] = file;
-      continue;
-    }
-    compaction_.Forget(file);
+  files_->RemoveEmpty([this](uint32_t file) {
+    if (file == appender_->current_file() || compaction_->IsUsing(file)) return false;
+    if (!log_->RemoveFile(file).ok()) return false;
     TSPS_FAULT_POINT("record_store_compacted");
-  }
-  emptied_.resize(kept);
+    return true;
+  });
+}
+
+void RecordStore::CompactAhead(size_t bytes) {
+  compaction_->Allow(bytes, [this](uint32_t file) { return file != appender_->current_file(); });
 }
 
 }  // namespace tsps

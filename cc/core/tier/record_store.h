@@ -13,10 +13,12 @@
 //   Finish     removes the entries of rows that entered memory; or, after an undo, of those that
 //              were to leave
 //
-// Records that compaction copies move in the same way, from file to file. After a kill at any
-// instruction, the next MakeWritable completes the moves or takes them back. The number of a
-// committed state therefore identifies its records, and RecordScan (record_scan.h) can read them
-// while later states are committed.
+// After a kill at any instruction, the next MakeWritable completes the moves or takes them back.
+// The number of a committed state therefore identifies its records, and RecordScan (record_scan.h)
+// can read them while later states are committed.
+//
+// Compaction copies records from file to file. PlaceCopies makes entries name the copies, which
+// changes no row.
 //
 // Any process reads; one thread of the writer's process moves rows.
 #ifndef TFSPS_CORE_TIER_RECORD_STORE_H_
@@ -84,24 +86,30 @@ class RecordStore {
     const uint32_t* places;
     size_t n;
   };
-  Status Leave(const Entering& entering, size_t n, const RecordLog::Fill& fill);
-  // Returns the entries that a successful Leave will remove, including those of compaction.
+  Status Leave(const Entering& entering, size_t n, const RecordAppender::Fill& fill);
+  // Returns the entries that a successful Leave will remove.
   const std::vector<RecordMove>& entering() const { return entering_; }
   // After a successful Leave the caller may call Declare, and must call Finish. Neither allocates.
   void Declare();
   void Finish(bool published);
+  // Makes entries name the copies that compaction has written, as many as rows move in this
+  // mutation, and others for at most a millisecond. Between
+  // Declare and Finish, so that no scan begins meanwhile. Not allowed during a scan, and not while
+  // another mutation holds places. Allocates nothing.
+  void PlaceCopies();
   // Removes files without live records. Not allowed during a scan, which may need them.
   void RemoveEmptied();
-  // Starts to read the records that the next Leave copies, if the log is long enough for compaction
-  // to pay.
-  void CompactAhead(size_t bytes) { compaction_.ReadAhead(bytes, live_); }
-  // Waits until that read has ended.
-  void AwaitCompaction() { compaction_.Await(); }
+  // Allows compaction, which runs beside the caller, to read this many bytes more.
+  void CompactAhead(size_t bytes);
+  // Waits until it has done so.
+  void AwaitCompaction() { compaction_->Await(); }
+  // Returns the error of compaction's last work, which it tries again.
+  const Status& compaction_status() const { return compaction_->status(); }
 
   // Returns the number of the next moves, which the state of their mutation publishes.
-  uint32_t next_number() const { return committed_ + 1; }
+  uint32_t next_number() const { return state_.number + 1; }
   uint64_t rows() const { return index_->live(); }
-  // Returns the bytes of the log's files.
+  // Returns the bytes of the log's files. Any process may ask.
   uint64_t log_bytes() const { return log_->bytes(); }
   size_t record_bytes() const { return log_->layout().record_bytes; }
   // Returns the large ones of the store's files in shared memory.
@@ -115,8 +123,10 @@ class RecordStore {
 
  private:
   friend class RecordScan;
-  RecordStore(std::unique_ptr<RecordLog> log, std::unique_ptr<RecordIndex> index)
-      : log_(std::move(log)), index_(std::move(index)), compaction_(*log_, *index_) {}
+  RecordStore(std::unique_ptr<RecordLog> log, std::unique_ptr<RecordIndex> index,
+              IoThreads& threads)
+      : threads_(threads), log_(std::move(log)), index_(std::move(index)) {}
+  void MakeWriter();
   // A key whose record is not found yet. `candidate` counts the places of its tag that were tried.
   struct Wanted {
     size_t i;
@@ -134,28 +144,27 @@ class RecordStore {
   // Returns where a key's record is that was at `place`: compaction may have copied it since.
   Result<uint32_t> PlaceNow(int64_t key, uint64_t tag, uint32_t place);
   Status CountLive();
+  void SortEnteringPlaces();
   void Enter(uint64_t tag, uint32_t place);
   void Drop(uint64_t tag, uint32_t place);
-  // Chooses the records of compaction's slice that are live and stay on disk.
-  void ChooseCopies();
-  void MoveCached();
-  Status Append(size_t n, const RecordLog::Fill& fill);
+  Status Append(size_t n, const RecordAppender::Fill& fill);
 
   std::string shared_;
+  IoThreads& threads_;
   const std::unique_ptr<RecordLog> log_;
   const std::unique_ptr<RecordIndex> index_;
   std::unique_ptr<RecordMoves> moves_;
   std::unique_ptr<AnnouncedRows> announced_;
 
   // --- Writer. ---
-  uint32_t committed_ = 0;
-  uint32_t last_ = kNoRecord;  // RecordState::last
+  RecordState state_ = {};  // the committed one
+  RecordState next_ = {};   // of the moves in progress
   std::vector<RecordMove> entering_, leaving_;
-  std::vector<const Compaction::Slice::Copy*> copies_;
-  const Compaction::Slice* slice_ = nullptr;  // the slice of copies_
-  std::vector<uint32_t> live_;                // the number of live records of each file
-  std::vector<uint32_t> emptied_;             // files to remove, unless they get live records again
-  Compaction compaction_;
+  bool places_copies_ = false;             // whether entering_places_ is sorted
+  std::vector<uint32_t> entering_places_;  // of entering_
+  std::unique_ptr<RecordFiles> files_;
+  std::unique_ptr<RecordAppender> appender_;
+  std::unique_ptr<Compaction> compaction_;
 };
 
 }  // namespace tsps

@@ -1,0 +1,28 @@
+// SpaceReserve: a file that occupies space in a folder, so that compaction can write a few copies
+// while the disk is full. What it writes then frees more space than it takes.
+#ifndef TFSPS_CORE_TIER_SPACE_RESERVE_H_
+#define TFSPS_CORE_TIER_SPACE_RESERVE_H_
+
+#include <cstddef>
+#include <string>
+
+namespace tsps {
+
+// Not thread-safe. A file that a killed process left is used again.
+class SpaceReserve {
+ public:
+  explicit SpaceReserve(const std::string& folder) : path_(folder + "/.reserve") {}
+
+  // Occupies this many bytes if the file does not exist yet, and the disk has much more space.
+  void Keep(size_t bytes);
+  // Gives the space back. Returns false if there was none.
+  bool Release();
+
+ private:
+  const std::string path_;
+  bool kept_ = false;
+};
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TIER_SPACE_RESERVE_H_
