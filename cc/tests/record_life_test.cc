@@ -204,7 +204,11 @@ TEST(RecordLife, AFullDiskDoesNotStopStepsThatMoveNothingOut) {
               key == 7 ? Code::kOk : Code::kResourceExhausted);
     ASSERT_TSPS_OK(tiers.Mutate({key}, {}, true));
   }
-  EXPECT_EQ(tiers.Mutate({}, {{7, 2}}, true).code(), Code::kResourceExhausted);
+  const Status full = tiers.Mutate({}, {{7, 2}}, true);
+  EXPECT_EQ(full.code(), Code::kResourceExhausted);
+  EXPECT_NE(full.message().find(": 72 bytes of rows were to be written, and the disk has "),
+            std::string::npos)
+      << full.message();
   FailAt("", 0, 0);
   ASSERT_TSPS_OK(tiers.Mutate({}, {{7, 2}}, true));
   ASSERT_TSPS_OK(tiers.Compact(60, 64 * 1024));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "core/group/row_mutation.h"
@@ -105,13 +105,11 @@ Status RowMutation::MakeSpace(RowPlan& plan) {
     next = std::min(next, most - std::min(most, live));
   }
   if (n_fresh == 0 || live + next <= capacity.rows) return Status();
+  const std::unordered_set<uint32_t> erased(plan.erased_rows.begin(), plan.erased_rows.end());
   for (const uint32_t row :
        evictions.Choose(live + next - capacity.rows, RowsOf(plan, *list), kept)) {
     // An erased row leaves memory anyway.
-    const auto& erased = plan.erased_rows;
-    if (std::find(erased.begin(), erased.end(), row) == erased.end()) {
-      moves.evicted.push_back(list->keys()[row]);
-    }
+    if (erased.count(row) == 0) moves.evicted.push_back(list->keys()[row]);
   }
   return Status();
 }

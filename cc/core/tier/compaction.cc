@@ -20,6 +20,18 @@ constexpr size_t kMostAllowed = size_t{64} << 20;
 constexpr size_t kMostQueued = size_t{1} << 18;
 constexpr uint32_t kChoicesAfterError = 16;
 
+// Sets a flag while it exists.
+class Writing {
+ public:
+  explicit Writing(std::atomic<bool>& flag) : flag_(flag) { flag_.store(true); }
+  ~Writing() { flag_.store(false); }
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
 }  // namespace
 
 Compaction::Compaction(RecordLog& log, const RecordIndex& index, RecordFiles& files)
@@ -152,11 +164,9 @@ Status Compaction::Write(const std::vector<int64_t>& keys, const std::vector<con
     return keys[i];
   };
   // A file that has just got copies must not be taken for an empty one before they are queued.
-  writing_.store(true);
-  const Status appended = appender_.Append(keys.size(), fill, places.data());
+  const Writing writing(writing_);
+  TSPS_RETURN_IF_ERROR(appender_.Append(keys.size(), fill, places.data()));
   const std::lock_guard<std::mutex> lock(mutex_);
-  writing_.store(false);
-  TSPS_RETURN_IF_ERROR(appended);
   for (size_t i = 0; i < places.size(); ++i) {
     (*copies)[i].to = places[i];
     ++queued_[layout.file_of(places[i])];

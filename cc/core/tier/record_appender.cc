@@ -1,8 +1,11 @@
 #include "core/tier/record_appender.h"
 
+#include <sys/statvfs.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "core/base/fault_point.h"
@@ -12,6 +15,14 @@ namespace tsps {
 namespace {
 
 constexpr size_t kAppendBytes = size_t{1} << 20;  // of one write, unless a record is larger
+
+Status DiskFull(const Status& written, const std::string& folder, size_t needed) {
+  struct statvfs disk;
+  if (statvfs(folder.c_str(), &disk) != 0) return written;
+  return Error(written.code(), written.message(), ": ", needed,
+               " bytes of rows were to be written, and the disk has ",
+               uint64_t{disk.f_bavail} * disk.f_frsize, " bytes free");
+}
 
 }  // namespace
 
@@ -65,9 +76,11 @@ Status RecordAppender::Append(size_t n, const Fill& fill, uint32_t* places) {
     const size_t bytes = (used + kPageBytes - 1) / kPageBytes * kPageBytes;
     std::memset(at, 0, bytes - used);
     const Status written = current_->Write(begin, bytes, buffer_.data());
+    if (written.code() == Code::kResourceExhausted) {
+      return DiskFull(written, log_.folder(), (n - done) * layout.record_bytes);
+    }
     if (!written.ok()) {
-      // The place on the disk may be broken.
-      if (written.code() != Code::kResourceExhausted) EndFile();
+      EndFile();  // the place on the disk may be broken
       return written;
     }
     TSPS_FAULT_POINT("tier_appended");

@@ -252,14 +252,17 @@ Result<uint32_t> RecordStore::PlaceNow(int64_t key, uint64_t tag, uint32_t place
 Status RecordStore::Append(size_t n, const RecordAppender::Fill& fill) {
   std::vector<uint64_t> tags(n);
   std::vector<uint32_t> places(n);
-  TSPS_RETURN_IF_ERROR(appender_->Append(
+  const Status appended = appender_->Append(
       n,
       [&](size_t i, char* payload) {
         const int64_t key = fill(i, payload);
         tags[i] = TagOf(key, index_->seed());
         return key;
       },
-      places.data()));
+      places.data());
+  // Later mutations may have space, if compaction finds what is dead.
+  if (appended.code() == Code::kResourceExhausted) CompactAhead(n * log_->layout().record_bytes);
+  TSPS_RETURN_IF_ERROR(appended);
   for (size_t i = 0; i < n; ++i) leaving_.push_back({tags[i], places[i]});
   files_->ReserveCounts();
   return index_->Reserve(tags.data(), n);
