@@ -7,9 +7,6 @@ the figures of the rank with the most memory.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -57,10 +54,5 @@ def _job(keys: int, wire: str, options: harness.Options) -> list[dict[str, float
         command = [launcher, "--gloo", "-np", "4", "-H", _HOSTS, sys.executable, "-m", "benchmarks.exchange_job"]
         command += ["--keys", str(keys), "--wire", wire, "--out", str(out)]
         command += ["--threads", str(max(1, options.threads // 4))]
-        root = Path(__file__).resolve().parents[1]
-        environment = os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=_JOB_S)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-        figures: list[dict[str, float]] = json.loads(out.read_text())
+        figures: list[dict[str, float]] = harness.job_figures(command, out, _JOB_S)
         return figures

@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -242,6 +243,21 @@ def hardware() -> dict[str, str]:
         "python": platform.python_version(),
         "load": f"{os.getloadavg()[0]:.2f} before the run",
     }
+
+
+def job_figures(command: Sequence[str], out: Path, timeout: float | None = None) -> Any:
+    """Runs a job with the checkout's modules. Returns what it writes to `out`, a JSON file.
+
+    Raises:
+        RuntimeError: The job failed. The text has the end of what it printed.
+        subprocess.TimeoutExpired: The job took more than `timeout` seconds.
+    """
+    root = Path(__file__).absolute().parents[1]  # links are not followed: see benchmarks.against
+    environment = os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, timeout=timeout)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return json.loads(out.read_text())
 
 
 def table(results: Sequence[Result]) -> str:

@@ -7,9 +7,6 @@ because input and training share the machine's cores.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +18,6 @@ from benchmarks import harness
 from benchmarks.dlrm import write_clicks
 from benchmarks.dlrm.clicks import Clicks
 
-_ROOT = Path(__file__).absolute().parents[1]
 _RANKS = 2
 _BATCH = 8192  # of all ranks
 _FIGURES = {
@@ -56,15 +52,11 @@ def _job(source: str, path: Path | None, folder: Path, *, quick: bool) -> dict[s
     data, _, saved = source.partition(", ")
     out = folder / "figures.json"
     command = [sys.executable, "-m", "tf_sparse_ps", "run", "-np", str(_RANKS)]
-    command += [sys.executable, "-m", "benchmarks.input_job", data, "--out", str(out)]
+    command += [sys.executable, "-m", "benchmarks.dlrm.input_job", data, "--out", str(out)]
     command += ["--batch", str(_BATCH // _RANKS), "--steps", "3" if quick else "40"]
     command += ["--path", str(path)] if path else []
     command += ["--save", str(folder / data)] if saved else []
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=_ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    figures: dict[str, float] = json.loads(out.read_text())
+    figures: dict[str, float] = harness.job_figures(command, out)
     return figures
 
 

@@ -7,9 +7,6 @@ is Adagrad: FBGEMM, which TorchRec uses, has no Adam for CPUs.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +17,6 @@ from tqdm import tqdm
 from benchmarks import harness, peers
 from benchmarks.dlrm import write_clicks
 
-_ROOT = Path(__file__).absolute().parents[1]
 _FIGURES = {"samples_per_second": "/s", "pss_mib": "MiB", "first_step_s": "s", "auc": "AUC"}
 _BATCH = 8192  # of all ranks
 _ROWS = 1_000_000  # of a table, at most
@@ -78,11 +74,7 @@ def _train(job: peers.Peer, ranks: int, clicks: Path, out: Path, options: harnes
     }
     arguments = module + [str(text) for pair in values.items() for text in pair]
     command = [*_launcher(job, ranks), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=_ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    figures: dict[str, float] = json.loads(out.read_text())
+    figures: dict[str, float] = harness.job_figures(command, out)
     return figures
 
 

@@ -11,9 +11,6 @@ In comparisons with another tree (`--against`), all jobs are ours. With `--engin
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -99,10 +96,5 @@ def _job(
         elif ranks > 1:
             horovodrun = str(Path(python).with_name("horovodrun"))
             command = [horovodrun, "--gloo", "-np", str(ranks), "-H", f"localhost:{ranks}", *command]
-        root = Path(__file__).absolute().parents[1]  # links are not followed: see benchmarks.against
-        environment = os.environ | {"PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-        figures: dict[str, float] = json.loads(out.read_text())
+        figures: dict[str, float] = harness.job_figures(command, out)
         return figures

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.dlrm.clicks import Batch, Clicks
+from support import memory, metrics
 
 _WARMUP = 5
 
@@ -99,7 +100,7 @@ def main() -> None:
         work.step(next_batch(step))
     work.gather(0)
     seconds = time.perf_counter() - began
-    pss = sum(work.gather(_pss()))
+    pss = sum(work.gather(memory.process_pss()))
     area = auc(work, clicks)
     if work.rank == 0:
         figures = {
@@ -116,15 +117,7 @@ def auc(work: Work, clicks: Clicks) -> float:
     size = 8192
     batches = [clicks.read(clicks.test, number, size) for number in range(clicks.count(clicks.test) // size)]
     logits = np.concatenate([work.score(batch) for batch in batches])
-    labels = np.concatenate([batch.labels for batch in batches])[np.argsort(logits, kind="stable")] > 0
-    ranks = np.arange(1, len(labels) + 1)  # logits of float32 are rarely equal
-    ones = int(labels.sum())
-    return float((ranks[labels].sum() - ones * (ones + 1) / 2) / (ones * (len(labels) - ones)))
-
-
-def _pss() -> int:
-    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+    return metrics.auc(np.concatenate([batch.labels for batch in batches]), logits)
 
 
 if __name__ == "__main__":

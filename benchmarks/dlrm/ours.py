@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from benchmarks.dlrm import tensorflow_work
 from benchmarks.dlrm.job import Settings, Work
-
-sys.path.append(str(Path(__file__).absolute().parents[2] / "examples"))
-
 from ctr.generator import PlantedModel
 from ctr.models import Dlrm
 

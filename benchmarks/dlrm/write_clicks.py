@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,6 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from benchmarks.dlrm.clicks import SAMPLE, Clicks
-
-sys.path.append(str(Path(__file__).absolute().parents[2] / "examples"))
-
 from ctr.generator import CARDINALITIES, PlantedModel
 
 _BATCH = 8192

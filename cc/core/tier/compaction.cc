@@ -67,6 +67,7 @@ void Compaction::EndRound() {
   if (reading_ < to_read_.size()) return;
   read_.insert(to_read_.begin(), to_read_.end());
   to_read_.clear();
+  reading_ = 0;
 }
 
 void Compaction::ChooseFiles(const std::function<bool(uint32_t)>& may) {
@@ -78,7 +79,6 @@ void Compaction::ChooseFiles(const std::function<bool(uint32_t)>& may) {
     return may(number) && number != appender_.current_file() && read_.count(number) == 0 &&
            failed_.count(number) == 0;
   });
-  reading_ = 0;
   slot_ = 0;
   for (auto failed = failed_.begin(); failed != failed_.end();) {
     failed = --failed->second == 0 ? failed_.erase(failed) : std::next(failed);

@@ -67,6 +67,7 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
   }
   const Result<uint32_t> slots = SlotsOfState(files_[file_]);
   std::vector<Row> rows;
+  PageBuffer records;  // has the payloads of `rows`
   uint32_t n = 0;
   if (slots.ok() && *slots > slot_) {
     n = static_cast<uint32_t>(
@@ -74,7 +75,7 @@ Result<bool> RecordScan::Next(const VisitRow& visit) {
     const auto keep = [&](uint32_t place, int64_t key, const char* payload) {
       if (entered_.count(place) == 0) rows.push_back({place, key, payload});
     };
-    TSPS_ASSIGN_OR_RETURN(slice_, log.ReadSlots(files_[file_], slot_, n, keep));
+    TSPS_ASSIGN_OR_RETURN(records, log.ReadSlots(files_[file_], slot_, n, keep));
   } else if (!slots.ok() && slots.status().code() != Code::kNotFound) {
     return slots.status();
   }

@@ -67,7 +67,6 @@ class RecordScan {
   std::vector<uint32_t> files_;
   size_t file_ = 0;  // the position of the next file in files_
   uint32_t slot_ = 0;
-  PageBuffer slice_;  // the records that were read last
   uint64_t visited_ = 0;
 };
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,6 @@ import keras
 import tensorflow as tf
 
 from benchmarks.harness import Cycle
-
-sys.path.append(str(Path(__file__).absolute().parents[1] / "examples"))
-
 from ctr import job
 from ctr.models import Dlrm
 from support import launch
