@@ -55,10 +55,10 @@ REVEALED = [
     r"tf_sparse_ps\.config\.table_config\.TableConfig",
     r"builtins\.dict\[builtins\.str, Any\]",
     r"tf_sparse_ps\.training\.distributed_optimizer\.DistributedOptimizer",
-    r"tf_sparse_ps\.callbacks\.BroadcastVariables",
+    r"tf_sparse_ps\.callbacks\.broadcast\.BroadcastVariables",
     r"numpy\.ndarray\[.*32Bit.*",
     r"tf_sparse_ps\.errors\.Error",
-    r"tf_sparse_ps\.collectives\.protocol\.Collectives",
+    r"tf_sparse_ps\.collectives\.interface\.Collectives",
 ]
 # Each wrong line of a script, and mypy's message for it.
 BAD = {

@@ -21,7 +21,7 @@ from tf_sparse_ps.node import job_folder
 
 # A job whose ranks only need to know each other.
 RANK = """
-import dataclasses, json, os, sys, time
+import os, pickle, sys, time
 import numpy as np
 from tf_sparse_ps import collectives, job
 from tf_sparse_ps.collectives.local import LocalCollectives
@@ -30,19 +30,20 @@ from tf_sparse_ps.config import TableConfig
 class Ranks(LocalCollectives):
     rank = local_rank = int(os.environ.get("TEST_RANK", "0"))
     size = local_size = 2
+    calls = 0
     def broadcast_object(self, obj, root, name):
-        path = os.environ["TEST_BROADCAST"]
-        if self.rank == root:
-            with open(path + ".tmp", "w") as file:
-                json.dump(obj, file)
-            os.rename(path + ".tmp", path)
+        return self.allgather_object(obj, name)[root]
+    def allgather_object(self, obj, name):
+        self.calls += 1
+        paths = [f"{os.environ['TEST_EXCHANGE']}-{self.calls}-{rank}" for rank in range(2)]
+        with open(paths[self.rank] + ".tmp", "wb") as file:
+            pickle.dump(obj, file)
+        os.rename(file.name, paths[self.rank])
         deadline = time.monotonic() + 150  # the ranks end even if the test fails
-        while not os.path.exists(path):
+        while not all(map(os.path.exists, paths)):
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        return json.load(open(path))
-    def allgather_object(self, obj, name):
-        return [dataclasses.replace(obj, local_rank=rank) for rank in range(2)]
+        return [pickle.load(open(path, "rb")) for path in paths]
 
 collectives.registry._instances["local"] = Ranks()
 me = job.current()
@@ -206,7 +207,7 @@ def test_a_named_job_runs_once_at_a_time(root):
 
 
 def two_ranks(root: Path, tmp_path: Path, leader: str, follower: str, **environment: str):
-    environment |= {"TFSPS_DIR": os.fspath(root), "TEST_BROADCAST": os.fspath(tmp_path / "broadcast")}
+    environment |= {"TFSPS_DIR": os.fspath(root), "TEST_EXCHANGE": os.fspath(tmp_path / "exchange")}
     processes = [start(RANK + code, TEST_RANK=str(rank), **environment) for rank, code in enumerate((leader, follower))]
     outputs = [process.communicate(timeout=200) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
@@ -220,10 +221,10 @@ def test_ranks_wait_until_the_leader_has_written(root, tmp_path):
     )
     more = "binding.assign(np.array([5]), np.ones((1, 4), np.float32))\n"
     # The leader's next write may already have replaced other values: it does not wait for readers.
-    first = "print(binding.path, binding.config_hash, binding.reader().lookup([99999]).tolist())\n"
+    first = "print(binding.path, binding.reader().lookup([99999]).tolist())\n"
     second = "print(binding.reader().lookup([5]).tolist())\n"
-    wait = "import pathlib\npathlib.Path(os.environ['TEST_BROADCAST'] + str(me.rank)).touch()\n"
-    wait += "while not os.path.exists(os.environ['TEST_BROADCAST'] + str(1 - me.rank)): pass\n"
+    wait = "import pathlib\npathlib.Path(os.environ['TEST_EXCHANGE'] + str(me.rank)).touch()\n"
+    wait += "while not os.path.exists(os.environ['TEST_EXCHANGE'] + str(1 - me.rank)): pass\n"
     program = values + first + more + second + wait
     leader, follower = two_ranks(root, tmp_path, program, program.replace("time.sleep(0.3)", "0"))
     assert (leader[0], follower[0]) == (0, 0), (leader, follower)
@@ -234,7 +235,7 @@ def test_ranks_wait_until_the_leader_has_written(root, tmp_path):
 
 @pytest.mark.nightly
 def test_ranks_that_build_other_layers_are_told(root, tmp_path):
-    table = "import pathlib, time\ntold = pathlib.Path(os.environ['TEST_BROADCAST'] + '-told')\n"
+    table = "import pathlib, time\ntold = pathlib.Path(os.environ['TEST_EXCHANGE'] + '-told')\n"
     leads = table + "me.create_table(TableConfig('user', 4))\nwhile not told.exists(): time.sleep(0.01)\n"
     follows = table + "try: me.create_table(TableConfig('item', 4))\nfinally: told.touch()\n"
     leader, follower = two_ranks(root, tmp_path, leads, follows)
@@ -252,13 +253,13 @@ def test_a_dead_leader_is_named(root, tmp_path):
     assert leader[1].strip() in follower[2]
 
 
-# Ranks signal their progress by files next to the broadcast file.
+# Ranks signal their progress by files next to the files that they exchange.
 SAY = """
 import gc
 def say(what):
-    open(os.environ["TEST_BROADCAST"] + what, "w").close()
+    open(os.environ["TEST_EXCHANGE"] + what, "w").close()
 def hear(what):
-    until(lambda: os.path.exists(os.environ["TEST_BROADCAST"] + what))
+    until(lambda: os.path.exists(os.environ["TEST_EXCHANGE"] + what))
 def until(true):
     deadline = time.monotonic() + 60
     while not true():
