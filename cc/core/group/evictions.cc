@@ -9,11 +9,9 @@ namespace tsps {
 namespace {
 
 constexpr float kDecay = 0.99932334f;  // 2^(-1/1024)
-// How many candidates are searched at once, relative to the wanted rows and to all rows. A search
-// reads the counts of all rows.
-constexpr size_t kCandidatesPerRow = 16;
-constexpr size_t kLeastCandidates = 4096;
-constexpr size_t kShare = 16;
+// A slice has this many rows for each wanted one, and at least so many.
+constexpr size_t kRowsPerWanted = 6;
+constexpr size_t kLeastRows = 4096;
 constexpr size_t kPrefetched = 16;  // candidates ahead of the current one
 
 }  // namespace
@@ -26,17 +24,27 @@ void Evictions::Taken(const std::vector<uint32_t>& rows) {
 }
 
 bool Evictions::MayLeave(uint32_t row, const Rows& rows) const {
-  return !kept_[row] && LoadRelaxed(rows.planes.changed_generations()[row]) != kFreeRow &&
+  return !kept_[row] && LoadRelaxed(rows.changed_generations[row]) != kFreeRow &&
          (rows.announced == nullptr || !rows.announced->IsNeeded(row, rows.step));
 }
 
-void Evictions::Refill(size_t n, const Rows& rows) {
-  std::vector<uint32_t> lowest;
-  counts_.Lowest(n, [&](uint32_t row) { return MayLeave(row, rows); }, &lowest);
+size_t Evictions::NextSlice(size_t n, size_t most, const Rows& rows) {
+  const size_t slice = std::min(most, std::max(n * kRowsPerWanted, kLeastRows));
   candidates_.clear();
-  for (const uint32_t row : lowest) candidates_.push_back({row, counts_.Of(row)});
-  std::sort(candidates_.begin(), candidates_.end(),
-            [](const Candidate& a, const Candidate& b) { return a.count > b.count; });
+  for (size_t i = 0; i < slice; ++i) {
+    const uint32_t row = hand_;
+    hand_ = hand_ + 1 < counts_.rows() ? hand_ + 1 : 0;
+    if (MayLeave(row, rows)) candidates_.push_back({row, counts_.Of(row)});
+  }
+  const auto by_count = [](const Candidate& a, const Candidate& b) { return a.count < b.count; };
+  const size_t wanted = std::max(n, slice / kRowsPerWanted);
+  if (wanted < candidates_.size()) {
+    const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(wanted);
+    std::nth_element(candidates_.begin(), end, candidates_.end(), by_count);
+    candidates_.erase(end, candidates_.end());
+  }
+  std::sort(candidates_.rbegin(), candidates_.rend(), by_count);
+  return slice;
 }
 
 void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
@@ -45,12 +53,13 @@ void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
     candidates_.pop_back();
     if (candidates_.size() > kPrefetched) {
       const uint32_t next = candidates_[candidates_.size() - kPrefetched].row;
-      PrefetchLine(&rows.planes.changed_generations()[next]);
+      PrefetchLine(&rows.changed_generations[next]);
       counts_.Prefetch(next);
       if (rows.announced != nullptr) rows.announced->Prefetch(next);
     }
-    if (MayLeave(candidate.row, rows) && counts_.Of(candidate.row) <= candidate.count)
-      taken->push_back(candidate.row);
+    if (!MayLeave(candidate.row, rows) || counts_.Of(candidate.row) > candidate.count) continue;
+    taken->push_back(candidate.row);
+    kept_[candidate.row] = true;  // it is not chosen twice
   }
 }
 
@@ -59,16 +68,16 @@ std::vector<uint32_t> Evictions::Choose(size_t n, Rows rows, const std::vector<u
   for (const uint32_t row : kept) kept_[row] = true;
   std::vector<uint32_t> taken;
   Take(n, rows, &taken);
-  const size_t candidates =
-      std::max({n * kCandidatesPerRow, kLeastCandidates, counts_.rows() / kShare});
-  while (taken.size() < n) {
-    // Starts over: the new candidates may include rows that were already taken.
-    taken.clear();
-    Refill(candidates, rows);
+  for (size_t passed = 0; taken.size() < n;) {
+    if (passed == counts_.rows()) {
+      if (rows.announced == nullptr) break;
+      rows.announced = nullptr;
+      passed = 0;
+    }
+    passed += NextSlice(n, counts_.rows() - passed, rows);
     Take(n, rows, &taken);
-    if (rows.announced == nullptr) break;
-    rows.announced = nullptr;
   }
+  for (const uint32_t row : taken) kept_[row] = false;
   for (const uint32_t row : kept) kept_[row] = false;
   return taken;
 }

@@ -63,7 +63,7 @@ Status RowMutation::FetchRecords(RowPlan& plan) {
 }
 
 Evictions::Rows RowMutation::RowsOf(const RowPlan& plan, const PlaneList& list) const {
-  return {list, &plan.moves.store->announced(), writer_.state.step};
+  return {list.changed_generations(), &plan.moves.store->announced(), writer_.state.step};
 }
 
 Status RowMutation::MakeSpace(RowPlan& plan) {

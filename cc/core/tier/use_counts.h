@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "core/base/prefetch.h"
@@ -28,47 +27,23 @@ class UseCounts {
   void Forget(uint32_t row) { counts_[row] = 0.0f; }
   void Prefetch(uint32_t row) const { PrefetchLine(&counts_[row]); }
   // Returns a row's count, in units of a use that is counted now.
-  float Of(uint32_t row) const { return counts_[row] / weight_; }
+  float Of(uint32_t row) const { return counts_[row] / WeightOf(row); }
   // Multiplies all counts by `factor`, which is in (0, 1].
   void Decay(float factor);
 
-  // Appends to `rows` the n rows with the lowest counts for which may_go(row) is true, or all such
-  // rows if they are fewer. The choice between counts that differ by less than 1 in 128 is
-  // arbitrary. Visits all rows twice.
-  template <typename MayGo>
-  void Lowest(size_t n, const MayGo& may_go, std::vector<uint32_t>* rows) const;
-
  private:
-  static constexpr size_t kClasses = size_t{1} << 16;
-  // Returns the leading half of a count's bits, which ascends with the count, because counts are
-  // not negative.
-  static size_t ClassOf(float count) {
-    uint32_t bits;
-    std::memcpy(&bits, &count, sizeof(bits));
-    return bits >> 16;
-  }
+  static constexpr float kMostWeight = 1e15f;
+
+  float WeightOf(uint32_t row) const { return row < rescaled_ ? weight_ : weight_ * kMostWeight; }
+  // Rescales the next n counts.
+  void Rescale(size_t n);
 
   std::vector<float> counts_;
   float weight_ = 1.0f;  // of a use that is counted now: it grows, instead of all counts shrinking
+  // A weight that is too large is divided by kMostWeight, and so are all counts, a part of them in
+  // each step. Counts of rows from `rescaled_` on are not divided yet.
+  size_t rescaled_ = SIZE_MAX;
 };
-
-template <typename MayGo>
-void UseCounts::Lowest(size_t n, const MayGo& may_go, std::vector<uint32_t>* rows) const {
-  if (n == 0) return;
-  std::vector<uint32_t> in_class(kClasses, 0);
-  for (uint32_t row = 0; row < counts_.size(); ++row) {
-    if (may_go(row)) ++in_class[ClassOf(counts_[row])];
-  }
-  // All rows of the lowest classes leave, and some of the next class.
-  size_t last = 0, left = n;
-  while (last < kClasses - 1 && in_class[last] <= left) left -= in_class[last++];
-  for (uint32_t row = 0; row < counts_.size(); ++row) {
-    const size_t row_class = ClassOf(counts_[row]);
-    if (row_class > last || (row_class == last && left == 0) || !may_go(row)) continue;
-    left -= row_class == last;
-    rows->push_back(row);
-  }
-}
 
 }  // namespace tsps
 
