@@ -8,7 +8,7 @@
 #include "core/table/initializer.h"
 #include "core/table/planes.h"
 #include "core/table/row_optimizer.h"
-#include "core/tier/record_log.h"
+#include "core/tier/disk_totals.h"
 #include "kernels/async_kernel.h"
 #include "kernels/group_registry.h"
 #include "kernels/kernel.h"
@@ -315,12 +315,12 @@ class AnnounceKernel {
 // No inputs.
 Status DiskCounters(const KernelContext& context) {
   const Stager::Counters counters = Stager::Get().counters();
-  const ReadTotals& totals = ReadTotals::OfProcess();
+  const DiskTotals& totals = DiskTotals::OfProcess();
   int output = 0;
   for (const uint64_t count :
        {totals.records.load(), totals.bytes.load(), totals.late.load(), totals.cached.load(),
-        totals.waited_ns.load(), counters.batches, counters.passes, counters.dropped,
-        counters.failed, counters.nanoseconds}) {
+        totals.waited_ns.load(), totals.errors.load(), counters.batches, counters.passes,
+        counters.dropped, counters.failed, counters.nanoseconds}) {
     TSPS_RETURN_IF_ERROR(context.OutputScalar(output++, static_cast<int64_t>(count)));
   }
   return Status();

@@ -17,6 +17,7 @@
 #include "core/base/fault_point.h"
 #include "core/group/row_gather.h"
 #include "core/group/scan.h"
+#include "core/tier/disk_totals.h"
 #include "tests/group_fixture.h"
 #include "tests/killed_at.h"
 
@@ -465,13 +466,13 @@ TEST_F(TieredTableTest, AnnouncedRowsStayUntilTheyAreNeededAndStagedOnesAreThere
   auto other_group = Group::Open(dir_ / "g");
   ASSERT_TRUE(other_group.ok());
   ASSERT_TSPS_OK((*other_group)->Stage(tiered_, announced.data(), announced.size(), 10));
-  const uint64_t late = ReadTotals::OfProcess().late;
+  const uint64_t late = DiskTotals::OfProcess().late;
   const std::vector<float> rows = Lookup(*group_, tiered_, announced);
   ASSERT_TSPS_OK(update(0, 200));
-  EXPECT_EQ(ReadTotals::OfProcess().late, late);
+  EXPECT_EQ(DiskTotals::OfProcess().late, late);
   EXPECT_EQ(n_absent(announced), 0u);
   Lookup(*group_, tiered_, others);
-  EXPECT_GT(ReadTotals::OfProcess().late, late);
+  EXPECT_GT(DiskTotals::OfProcess().late, late);
 
   // Even if all rows in memory are announced, other rows enter.
   std::vector<int64_t> all_keys(kKeys);

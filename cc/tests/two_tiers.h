@@ -27,8 +27,9 @@ class TwoTiers {
   static constexpr size_t kPayload = 60;  // 72 bytes a record
   static constexpr uint64_t kSeed = 5;
 
-  explicit TwoTiers(const TempDir& dir, size_t file_bytes = 64 * 1024)
-      : shared_(dir / "shared"), disk_(dir / "disk"), file_bytes_(file_bytes) {
+  explicit TwoTiers(const TempDir& dir, size_t file_bytes = 64 * 1024,
+                    const std::string& disk = "disk")
+      : shared_(dir / "shared"), disk_(dir / disk), file_bytes_(file_bytes) {
     auto threads = IoThreads::Start(4, 64 * 1024);
     EXPECT_TRUE(threads.ok());
     threads_ = std::move(*threads);
@@ -55,6 +56,16 @@ class TwoTiers {
     for (size_t i = 0; i < kPayload; ++i) {
       payload[i] = static_cast<char>(key * 13 + version * 5 + static_cast<int64_t>(i));
     }
+  }
+
+  // Returns the version of a row's payload; UINT32_MAX if it is no payload of this key.
+  static uint32_t VersionOf(int64_t key, const char* payload) {
+    for (uint32_t version = 0; version < 256; ++version) {
+      char expected[kPayload];
+      Fill(key, version, expected);
+      if (std::memcmp(payload, expected, kPayload) == 0) return version;
+    }
+    return UINT32_MAX;
   }
 
   // Makes a mutation: the rows of `leaving` (key and version) move to disk, those of `entering`
@@ -94,15 +105,9 @@ class TwoTiers {
   std::map<int64_t, uint32_t> Versions(const std::vector<int64_t>& keys) {
     std::vector<uint32_t> places(keys.size());
     std::vector<uint32_t> versions(keys.size(), UINT32_MAX);
-    const Status status = store_->Read(keys.data(), keys.size(), false, places.data(),
-                                       [&](size_t i, const char* payload) {
-                                         for (uint32_t version = 0; version < 256; ++version) {
-                                           char expected[kPayload];
-                                           Fill(keys[i], version, expected);
-                                           if (std::memcmp(payload, expected, kPayload) == 0)
-                                             versions[i] = version;
-                                         }
-                                       });
+    const Status status = store_->Read(
+        keys.data(), keys.size(), false, places.data(),
+        [&](size_t i, const char* payload) { versions[i] = VersionOf(keys[i], payload); });
     EXPECT_TRUE(status.ok()) << status.message();
     std::map<int64_t, uint32_t> found_versions;
     for (size_t i = 0; i < keys.size(); ++i) {

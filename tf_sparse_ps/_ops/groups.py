@@ -295,6 +295,7 @@ class DiskCounters(NamedTuple):
     late: tf.Tensor  # rows read that a lookup or step was waiting for
     cached: tf.Tensor  # rows that were needed and had been read before
     waited_ns: tf.Tensor  # time of waiting for rows that were needed
+    errors: tf.Tensor  # reads and writes that failed, also those that were tried again
     batches: tf.Tensor  # announced batches
     passes: tf.Tensor  # passes of several batches, whose rows were read ahead
     dropped: tf.Tensor  # batches of abandoned iterators

@@ -303,6 +303,8 @@ class DistributedOptimizer(_keras.Optimizer):
           - rows_read_before: the rows that were needed, were not in their table's memory, and had been read already by
             `tsps.lookahead` or for the same step.
           - disk_waited_s: the seconds for which lookups and steps of this rank waited for rows on disk.
+          - disk_errors: the reads and writes that failed. Some were tried again without an error for the caller: reads,
+            and all of compaction's.
 
           Sharded tables:
 

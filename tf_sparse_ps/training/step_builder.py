@@ -94,6 +94,7 @@ class StepBuilder:
             "rows_read_before": float(disk.cached),
             "disk_bytes": float(disk.bytes),
             "disk_waited_s": float(disk.waited_ns) * 1e-9,
+            "disk_errors": float(disk.errors),
             "rows_pulled": 0.0 if pulls is None else float(pulls.looked_up),
             "rows_pulled_before": 0.0 if pulls is None else float(pulls.ahead),
             **self.binding.balance.statistics(),

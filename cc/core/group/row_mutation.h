@@ -151,6 +151,10 @@ class RowMutation {
   bool sealed_ = false;
 };
 
+// Lets the copies that compaction has written take effect, in a mutation of its own. If all steps
+// fail because a disk is full, this frees space.
+void PlaceCopies(Group::Impl& group, GroupWriter::Impl& writer);
+
 // Moves all rows of a tiered table to the disk, in mutations of their own.
 Status EvictAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int place);
 

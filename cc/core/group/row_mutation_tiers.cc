@@ -128,6 +128,29 @@ Status RowMutation::EvictFirst(RowPlan& plan, size_t n, const std::vector<uint32
   return Status();
 }
 
+void PlaceCopies(Group::Impl& group, GroupWriter::Impl& writer) {
+  std::vector<RecordStore*> stores;
+  for (size_t place = 0; place < writer.state.tables.size(); ++place) {
+    TableFiles* const files = group.files(static_cast<int>(place));
+    if (files == nullptr) continue;
+    const Result<RecordStore*> store = files->Records(writer.state.tables[place]);
+    if (store.ok() && *store != nullptr && (*store)->HasCopies()) stores.push_back(*store);
+  }
+  Mutation mutation(group, writer);
+  if (stores.empty() || !mutation.Start(0).ok()) return;
+  for (RecordStore* const store : stores) store->PrepareCopies();
+  mutation.DeclareUndo();
+  mutation.Begin();
+  const bool scans = writer.images.any();  // they need the places of the state that they read
+  for (RecordStore* const store : stores) {
+    if (!scans) store->PlaceCopies();
+  }
+  mutation.Publish();
+  for (RecordStore* const store : stores) {
+    if (!writer.images.any()) store->RemoveEmptied();
+  }
+}
+
 Status EvictAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int place) {
   constexpr size_t kRows = 16384;  // in one mutation
   SerialExecutor executor;

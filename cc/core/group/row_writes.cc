@@ -20,7 +20,12 @@ Status GroupWriter::Prepare(const RowChanges& changes, Executor& executor) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   auto mutation = std::make_unique<RowMutation>(*group_.impl_, *impl_, group_.counters_, executor);
   TSPS_RETURN_IF_ERROR(mutation->Plan(group_, changes));
-  TSPS_RETURN_IF_ERROR(mutation->Reserve());
+  const Status reserved = mutation->Reserve();
+  if (!reserved.ok()) {
+    mutation.reset();
+    if (reserved.code() == Code::kResourceExhausted) PlaceCopies(*group_.impl_, *impl_);
+    return reserved;
+  }
   impl_->prepared = std::move(mutation);
   return Status();
 }

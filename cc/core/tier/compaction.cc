@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/fault_point.h"
+#include "core/base/limits.h"
 #include "core/tier/record_index_layout.h"
 
 namespace tsps {
@@ -73,7 +74,10 @@ void Compaction::EndRound() {
 void Compaction::ChooseFiles(const std::function<bool(uint32_t)>& may) {
   if (!to_read_.empty()) return;
   const size_t excess = Excess();
-  if (excess == 0) allowed_ = 0;
+  if (excess == 0) {
+    allowed_ = 0;
+    return;
+  }
   const size_t most = (allowed_ + log_.layout().file_end() - 1) / log_.layout().file_end();
   to_read_ = files_.Emptiest(excess, most, [&](uint32_t number) {
     return may(number) && number != appender_.current_file() && read_.count(number) == 0 &&
@@ -115,7 +119,7 @@ void Compaction::Await() {
 
 Compaction::Round Compaction::Copies(size_t bytes) {
   const RecordLayout& layout = log_.layout();
-  reserve_.Keep(files_.count() > 2 * kSpareFiles ? layout.file_end() : 0);
+  if (files_.count() > 2 * kSpareFiles) reserve_.Keep(ReserveBytes());
   Round round;
   while (!ending_.load() && round.bytes_read < bytes && reading_ < to_read_.size()) {
     const uint32_t file = to_read_[reading_];
@@ -123,8 +127,9 @@ Compaction::Round Compaction::Copies(size_t bytes) {
     const auto slots = static_cast<uint32_t>(
         std::clamp<size_t>(slice / layout.record_bytes, 1, layout.records_per_file - slot_));
     round.status = CopySlice(file, slots);
-    if (round.status.code() == Code::kResourceExhausted && reserve_.Release()) {
-      round.status = CopySlice(file, slots);
+    if (round.status.code() == Code::kResourceExhausted) {
+      const std::string space = reserve_.Take();
+      if (!space.empty()) round.status = CopySliceInto(space, file, slots);
     }
     if (!round.status.ok()) return round;
     round.bytes_read += slots * layout.record_bytes;
@@ -134,6 +139,21 @@ Compaction::Round Compaction::Copies(size_t bytes) {
     slot_ = 0;
   }
   return round;
+}
+
+size_t Compaction::ReserveBytes() const {
+  return (log_.layout().file_end() + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+void Compaction::KeepReserve() {
+  if (running_.valid() && running_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
+    return;
+  if (files_.count() > 2 * kSpareFiles) reserve_.Keep(ReserveBytes());
+}
+
+Status Compaction::CopySliceInto(const std::string& space, uint32_t file, uint32_t slots) {
+  TSPS_RETURN_IF_ERROR(appender_.BeginFileIn(space));
+  return CopySlice(file, slots);
 }
 
 Status Compaction::CopySlice(uint32_t file, uint32_t slots) {

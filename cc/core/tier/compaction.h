@@ -16,6 +16,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "core/base/status.h"
@@ -47,6 +48,8 @@ class Compaction {
   void Allow(size_t bytes, const std::function<bool(uint32_t number)>& may);
   // Waits for the thread.
   void Await();
+  // Occupies the reserve again as soon as there is space, after files were removed.
+  void KeepReserve();
   // Returns whether copies are queued.
   bool HasQueued() const;
   // Calls apply(copy) for queued copies in their order, until it returns false. Allocates nothing.
@@ -67,6 +70,8 @@ class Compaction {
   void EndRound();
   // Copies slices of the files to read until `bytes` are read, or the last file ends.
   Round Copies(size_t bytes);
+  Status CopySliceInto(const std::string& space, uint32_t file, uint32_t slots);
+  size_t ReserveBytes() const;
   Status CopySlice(uint32_t file, uint32_t slots);
   void ChooseFiles(const std::function<bool(uint32_t number)>& may);
   Status Write(const std::vector<int64_t>& keys, const std::vector<const char*>& payloads,

@@ -26,12 +26,21 @@ Status DiskFull(const Status& written, const std::string& folder, size_t needed)
 
 }  // namespace
 
-Status RecordAppender::BeginFile() {
+Status RecordAppender::BeginFileIn(const std::string& space) {
+  if (current_ != nullptr) EndFile();
+  return BeginFile(space);
+}
+
+Status RecordAppender::BeginFile(const std::string& space) {
   TSPS_ASSIGN_OR_RETURN(const RecordFileId id, files_.Add(kind_));
-  auto file = RecordFile::Create(log_.folder(), id, log_.layout());
+  auto file = RecordFile::Create(log_.folder(), id, log_.layout(), space);
   if (!file.ok()) {
     files_.Remove(id.number);
     return file.status();
+  }
+  // A slow reader may have put a record into the cache after it was removed there.
+  if (log_.cache() != nullptr && files_.Reuses(id)) {
+    log_.cache()->RemoveAll(log_.layout().place(id.number, 0), log_.layout().records_per_file);
   }
   current_ = std::move(*file);
   current_number_.store(id.number, std::memory_order_relaxed);
@@ -57,7 +66,7 @@ Status RecordAppender::Append(size_t n, const Fill& fill, uint32_t* places) {
     uint32_t slot = layout.SlotOnNewPage(next_slot_);
     if (current_ != nullptr && slot >= layout.records_per_file) EndFile();
     if (current_ == nullptr) {
-      TSPS_RETURN_IF_ERROR(BeginFile());
+      TSPS_RETURN_IF_ERROR(BeginFile(""));
       slot = 0;
     }
     const size_t begin = layout.offset(slot) / kPageBytes * kPageBytes;

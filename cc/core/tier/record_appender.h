@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "core/base/status.h"
 #include "core/tier/page_buffer.h"
@@ -29,6 +30,8 @@ class RecordAppender {
   // to be on disk. If the disk was full, the next call uses the same places, else a new file.
   using Fill = std::function<int64_t(size_t i, char* payload)>;
   Status Append(size_t n, const Fill& fill, uint32_t* places);
+  // Begins a new file in the space of another one, a reserve of at least the bytes of a file.
+  Status BeginFileIn(const std::string& space);
   // Returns the number of the file that Append writes to, which must not be removed; UINT32_MAX if
   // it is going to begin a new file.
   uint32_t current_file() const { return current_number_.load(std::memory_order_relaxed); }
@@ -36,7 +39,7 @@ class RecordAppender {
   uint64_t current_sequence() const { return current_->id().sequence; }
 
  private:
-  Status BeginFile();
+  Status BeginFile(const std::string& space);
   void EndFile();
 
   RecordLog& log_;

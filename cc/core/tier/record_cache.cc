@@ -64,15 +64,23 @@ void RecordCache::Prefetch(uint32_t place) const {
   for (const Set* set : SetsOf(place)) tsps::Prefetch(set->places, sizeof(set->places));
 }
 
-void RecordCache::PrefetchRecord(uint32_t place) const {
-  if (file_ == nullptr) return;
+const char* RecordCache::SlotOf(uint32_t place) const {
   for (const Set* set : SetsOf(place)) {
     for (size_t way = 0; way < kWays; ++way) {
-      if (__atomic_load_n(&set->places[way], __ATOMIC_RELAXED) != place + 1) continue;
-      tsps::Prefetch(Slot(*set, way), layout_.record_bytes);
-      return;
+      if (__atomic_load_n(&set->places[way], __ATOMIC_RELAXED) == place + 1) {
+        return Slot(*set, way);
+      }
     }
   }
+  return nullptr;
+}
+
+bool RecordCache::Has(uint32_t place) const { return file_ != nullptr && SlotOf(place) != nullptr; }
+
+void RecordCache::PrefetchRecord(uint32_t place) const {
+  if (file_ == nullptr) return;
+  const char* const slot = SlotOf(place);
+  if (slot != nullptr) tsps::Prefetch(slot, layout_.record_bytes);
 }
 
 bool RecordCache::Find(uint32_t place, char* record) const {
@@ -122,6 +130,17 @@ void RecordCache::Remove(uint32_t place) {
     for (size_t way = 0; way < kWays; ++way) {
       if (__atomic_load_n(&set->places[way], __ATOMIC_RELAXED) != place + 1) continue;
       __atomic_store_n(&set->places[way], 0u, __ATOMIC_RELAXED);
+    }
+  }
+}
+
+void RecordCache::RemoveAll(uint32_t first, size_t n) {
+  if (file_ == nullptr || !writable_) return;
+  Set* const sets = reinterpret_cast<Set*>(file_->data());
+  for (size_t set = 0; set < sets_; ++set) {
+    for (uint32_t& place : sets[set].places) {
+      const uint32_t stored = __atomic_load_n(&place, __ATOMIC_RELAXED);
+      if (stored != 0 && stored - 1 - first < n) __atomic_store_n(&place, 0u, __ATOMIC_RELAXED);
     }
   }
 }

@@ -38,8 +38,12 @@ class RecordCache {
   // thread-safe.
   bool Find(uint32_t place, char* record) const;
   void Put(uint32_t place, const char* record);
+  // Returns whether the cache has a record of this place, without checking it.
+  bool Has(uint32_t place) const;
   // Drops a record that no process needs any more.
   void Remove(uint32_t place);
+  // Drops the records of the n places from `first` on.
+  void RemoveAll(uint32_t first, size_t n);
   // Keeps a record under the place to which the log has copied it.
   void Move(uint32_t from, uint32_t to);
   // Prefetches what the next call for this place reads first.
@@ -62,6 +66,8 @@ class RecordCache {
   static size_t BytesOf(const RecordLayout& layout, size_t sets);
   std::array<Set*, 2> SetsOf(uint32_t place) const;
   char* Slot(const Set& set, size_t way) const;
+  // Returns where the record of a place is; null: the cache does not have it.
+  const char* SlotOf(uint32_t place) const;
 
   const std::unique_ptr<MappedFile> file_;  // null: no set fits
   const RecordLayout& layout_;

@@ -14,6 +14,7 @@
 #include "core/base/crc32c.h"
 #include "core/base/fault_point.h"
 #include "core/base/limits.h"
+#include "core/tier/disk_totals.h"
 #include "core/tier/page_buffer.h"
 
 namespace tsps {
@@ -95,6 +96,12 @@ int OpenPastCache(const std::string& path, int flags) {
   return open(path.c_str(), flags, 0600);
 }
 
+void CountError() {
+  const int error = errno;
+  DiskTotals::OfProcess().errors.fetch_add(1, std::memory_order_relaxed);
+  errno = error;
+}
+
 }  // namespace
 
 RecordLayout::RecordLayout(std::string uuid, size_t payload, size_t file_bytes)
@@ -154,14 +161,16 @@ std::string RecordFile::PathOf(const std::string& folder, uint32_t number) {
 
 Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder,
                                                        const RecordFileId& id,
-                                                       const RecordLayout& layout) {
+                                                       const RecordLayout& layout,
+                                                       const std::string& space) {
   const std::string path = PathOf(folder, id.number);
   // The file gets its name after its header is complete. A leftover of a killed writer is
   // overwritten.
   const std::string unnamed =
       folder + (id.kind == RecordKind::kRows ? kUnnamedRows : kUnnamedCopies);
-  const int fd =
-      TSPS_FAULT_FAILS("tier_create") ? -1 : OpenPastCache(unnamed, O_RDWR | O_CREAT | O_TRUNC);
+  const bool spaced = !space.empty() && rename(space.c_str(), unnamed.c_str()) == 0;
+  const int flags = O_RDWR | O_CREAT | (spaced ? 0 : O_TRUNC);
+  const int fd = TSPS_FAULT_FAILS("tier_create") ? -1 : OpenPastCache(unnamed, flags);
   if (fd < 0) return ErrnoError("cannot create", unnamed);
   std::shared_ptr<RecordFile> file(new RecordFile(path, fd, id));
   TSPS_ASSIGN_OR_RETURN(const PageBuffer page, PageBuffer::Make(kHeaderBytes));
@@ -212,6 +221,7 @@ Status RecordFile::Read(size_t offset, size_t bytes, char* to) const {
                                                       : pread(fd_, to + done, bytes - done,
                                                               static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
+    if (got < 0) CountError();
     if (got < 0 && errno == EIO && ++failures < kReadAttempts) continue;
     if (got < 0) return ErrnoError("cannot read", path_);
     if (got == 0) break;
@@ -230,6 +240,7 @@ Status RecordFile::Write(size_t offset, size_t bytes, const char* from) {
                                                        : pwrite(fd_, from + done, bytes - done,
                                                                 static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
+    if (put < 0) CountError();
     if (put < 0) return ErrnoError("cannot write", path_);
     if (put == 0 || (done + static_cast<size_t>(put)) % kPageBytes != 0) {
       errno = ENOSPC;  // the disk had space for a part of a page only

@@ -65,10 +65,12 @@ struct RecordFileId {
 class RecordFile {
  public:
   // Creates a file with mode 0600. No file may have this number. Bypasses the page cache if the
-  // file system supports that.
+  // file system supports that. `space`, if it is not empty, is a file of zeros in the folder, which
+  // becomes the new one.
   static Result<std::shared_ptr<RecordFile>> Create(const std::string& folder,
                                                     const RecordFileId& id,
-                                                    const RecordLayout& layout);
+                                                    const RecordLayout& layout,
+                                                    const std::string& space = "");
   // Opens a file to read. DataLoss, naming the path: the file does not belong to this log.
   static Result<std::shared_ptr<RecordFile>> Open(const std::string& folder, uint32_t number,
                                                   const RecordLayout& layout);

@@ -50,12 +50,12 @@ Status RecordFiles::Load(IoThreads& threads) {
       }));
   const std::lock_guard<std::mutex> lock(mutex_);
   files_.clear();
-  count_ = 0;
+  numbers_ = 0;
   bytes_.store(0, std::memory_order_relaxed);
   for (size_t i = 0; i < ids.size(); ++i) AddLocked(ids[i], bytes[i]);
   ended_ = numbers;
   empty_.clear();
-  live_.assign(files_.size(), 0);
+  live_.assign(numbers_, 0);
   return {};
 }
 
@@ -66,34 +66,33 @@ void RecordFiles::ContinueAfter(uint64_t sequence) {
 
 bool RecordFiles::Has(uint32_t number) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return number < files_.size() && files_[number].sequence != 0;
+  return files_.count(number) != 0;
 }
 
 RecordKind RecordFiles::KindOf(uint32_t number) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return files_[number].kind;
+  return files_.at(number).kind;
 }
 
 Result<RecordFileId> RecordFiles::Add(RecordKind kind) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const uint32_t most = layout_.max_files();
-  if (count_ >= most) {
-    return Error(Code::kResourceExhausted, folder_, " has ", count_,
+  if (files_.size() >= most) {
+    return Error(Code::kResourceExhausted, folder_, " has ", files_.size(),
                  " files of records, the most that a log can have. Nothing was changed. Shard "
                  "the table over more nodes");
   }
   // A number is used again as late as possible.
   uint32_t number = next_number_ % most;
-  while (number < files_.size() && files_[number].sequence != 0) number = (number + 1) % most;
+  while (files_.count(number) != 0) number = (number + 1) % most;
   const RecordFileId id{number, kind, next_sequence_};
   AddLocked(id, 0);
   return id;
 }
 
 void RecordFiles::AddLocked(const RecordFileId& id, uint64_t bytes) {
-  if (files_.size() <= id.number) files_.resize(id.number + 1);
   files_[id.number] = {id.kind, id.sequence, bytes};
-  ++count_;
+  numbers_ = std::max(numbers_, id.number + 1);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
   if (id.sequence < next_sequence_) return;
   next_sequence_ = id.sequence + 1;
@@ -102,21 +101,21 @@ void RecordFiles::AddLocked(const RecordFileId& id, uint64_t bytes) {
 
 void RecordFiles::Grow(uint32_t number, uint64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  File& file = files_[number];
+  File& file = files_.at(number);
   bytes_.fetch_add(bytes - file.bytes, std::memory_order_relaxed);
   file.bytes = bytes;
 }
 
 void RecordFiles::Remove(uint32_t number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  bytes_.fetch_sub(files_[number].bytes, std::memory_order_relaxed);
-  files_[number] = {};
-  --count_;
+  const auto file = files_.find(number);
+  bytes_.fetch_sub(file->second.bytes, std::memory_order_relaxed);
+  files_.erase(file);
 }
 
 size_t RecordFiles::count() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return count_;
+  return files_.size();
 }
 
 void RecordFiles::End(uint32_t number) {
@@ -126,8 +125,8 @@ void RecordFiles::End(uint32_t number) {
 
 void RecordFiles::ReserveCounts() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (live_.size() < files_.size()) live_.resize(files_.size());
-  empty_.reserve(empty_.size() + count_);  // each file becomes empty at most once
+  if (live_.size() < numbers_) live_.resize(numbers_);
+  empty_.reserve(empty_.size() + files_.size());  // each file becomes empty at most once
 }
 
 void RecordFiles::RemoveEmpty(const std::function<bool(uint32_t number)>& remove) {
@@ -156,15 +155,14 @@ std::vector<uint32_t> RecordFiles::Emptiest(size_t bytes, size_t most,
   };
   std::vector<Choice> choices;
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (uint32_t number = 0; number < files_.size(); ++number) {
-    const File& file = files_[number];
-    if (file.sequence == 0 || live(number) == 0 || !may(number)) continue;
+  for (const auto& [number, file] : files_) {
+    if (live(number) == 0 || !may(number)) continue;
     const double full =
         static_cast<double>(live(number)) / static_cast<double>(layout_.records_per_file);
     const auto age = static_cast<double>(next_sequence_ - file.sequence);
     // A file that is full of live records is worth a copy when it is very old.
     choices.push_back(
-        {(1.02 - full) / (1 + full) * (1 + age / static_cast<double>(1 + count_)), number});
+        {(1.02 - full) / (1 + full) * (1 + age / static_cast<double>(1 + files_.size())), number});
   }
   std::sort(choices.begin(), choices.end(),
             [](const Choice& a, const Choice& b) { return a.worth > b.worth; });
@@ -173,8 +171,8 @@ std::vector<uint32_t> RecordFiles::Emptiest(size_t bytes, size_t most,
   for (size_t i = 0; i < choices.size() && i < most && freed < bytes; ++i) {
     const uint32_t number = choices[i].number;
     numbers.push_back(number);
-    freed += files_[number].bytes -
-             std::min(files_[number].bytes, live(number) * uint64_t{layout_.record_bytes});
+    const uint64_t bytes_of_file = files_.at(number).bytes;
+    freed += bytes_of_file - std::min(bytes_of_file, live(number) * uint64_t{layout_.record_bytes});
   }
   return numbers;
 }

@@ -12,6 +12,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/base/status.h"
@@ -45,6 +46,8 @@ class RecordFiles {
   void Remove(uint32_t number);
 
   size_t count() const;
+  // Returns whether a file may have a number that another one had before.
+  bool Reuses(const RecordFileId& id) const { return id.sequence > layout_.max_files(); }
   // Returns the bytes of all files.
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
@@ -72,7 +75,7 @@ class RecordFiles {
  private:
   struct File {
     RecordKind kind = RecordKind::kRows;
-    uint64_t sequence = 0;  // 0: there is no such file
+    uint64_t sequence = 0;
     uint64_t bytes = 0;
   };
 
@@ -81,10 +84,10 @@ class RecordFiles {
   const std::string& folder_;
   const RecordLayout& layout_;
 
-  mutable std::mutex mutex_;  // protects the next five
-  std::vector<File> files_;   // by number
+  mutable std::mutex mutex_;                  // protects the next five
+  std::unordered_map<uint32_t, File> files_;  // by number
   std::vector<uint32_t> ended_;
-  size_t count_ = 0;
+  uint32_t numbers_ = 0;  // all numbers are below it
   uint32_t next_number_ = 0;
   uint64_t next_sequence_ = 1;
   std::atomic<uint64_t> bytes_{0};

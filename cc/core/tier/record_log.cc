@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "core/base/clock.h"
@@ -16,6 +17,7 @@
 #include "core/base/limits.h"
 #include "core/os/directory.h"
 #include "core/os/mapped_file.h"
+#include "core/tier/disk_totals.h"
 #include "core/tier/record_reads.h"
 
 namespace tsps {
@@ -28,14 +30,10 @@ constexpr size_t kReadBytes = 16 * 1024;
 
 constexpr size_t kMaxReadBytes = 128 * 1024;  // of one read, unless a record is larger
 
-constexpr size_t kRecordsAhead = 8;  // the distance of prefetches in the cache
+constexpr size_t kRecordsAhead = 8;        // the distance of prefetches in the cache
+constexpr size_t kCachedPerThread = 1024;  // waking a thread costs as much as some hundred records
 
 }  // namespace
-
-ReadTotals& ReadTotals::OfProcess() {
-  static ReadTotals* const totals = new ReadTotals();
-  return *totals;
-}
 
 Result<std::unique_ptr<RecordLog>> RecordLog::Open(const std::string& folder, RecordLayout layout,
                                                    IoThreads& threads) {
@@ -66,6 +64,25 @@ Status RecordLog::RemoveFile(uint32_t number) {
   return RecordFile::Remove(folder_, number);
 }
 
+void RecordLog::VisitCached(const uint32_t* places, size_t begin, size_t end, const Visit& visit,
+                            std::vector<uint32_t>* missing) const {
+  std::vector<char> record(layout_.record_bytes);
+  for (size_t i = begin; i < end; ++i) {
+    if (i + 2 * kRecordsAhead < end) cache_->Prefetch(places[i + 2 * kRecordsAhead]);
+    if (visit == nullptr) {
+      if (!cache_->Has(places[i])) missing->push_back(static_cast<uint32_t>(i));
+      continue;
+    }
+    if (i + kRecordsAhead < end) cache_->PrefetchRecord(places[i + kRecordsAhead]);
+    if (cache_->Find(places[i], record.data())) {
+      visit(i, RecordLayout::KeyOf(record.data()),
+            RecordLayout::PayloadOf(static_cast<const char*>(record.data())));
+    } else {
+      missing->push_back(static_cast<uint32_t>(i));
+    }
+  }
+}
+
 std::vector<uint32_t> RecordLog::VisitCached(const uint32_t* places, size_t n,
                                              const Visit& visit) const {
   std::vector<uint32_t> missing;
@@ -74,16 +91,20 @@ std::vector<uint32_t> RecordLog::VisitCached(const uint32_t* places, size_t n,
     std::iota(missing.begin(), missing.end(), 0u);
     return missing;
   }
-  std::vector<char> record(layout_.record_bytes);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + 2 * kRecordsAhead < n) cache_->Prefetch(places[i + 2 * kRecordsAhead]);
-    if (i + kRecordsAhead < n) cache_->PrefetchRecord(places[i + kRecordsAhead]);
-    if (cache_->Find(places[i], record.data())) {
-      visit(i, RecordLayout::KeyOf(record.data()),
-            RecordLayout::PayloadOf(static_cast<const char*>(record.data())));
-    } else {
-      missing.push_back(static_cast<uint32_t>(i));
-    }
+  const size_t parts = std::clamp<size_t>(n / kCachedPerThread, 1,
+                                          std::max(1u, std::thread::hardware_concurrency()));
+  if (parts == 1) {
+    VisitCached(places, 0, n, visit, &missing);
+    return missing;
+  }
+  std::vector<std::vector<uint32_t>> missing_of(parts);
+  static_cast<void>(
+      threads_.Run(parts, /*urgent=*/true, [&](size_t part, const PageBuffer&) -> Status {
+        VisitCached(places, n * part / parts, n * (part + 1) / parts, visit, &missing_of[part]);
+        return {};
+      }));
+  for (const std::vector<uint32_t>& part : missing_of) {
+    missing.insert(missing.end(), part.begin(), part.end());
   }
   return missing;
 }
@@ -117,11 +138,12 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
             return Damaged(file->path(), "the checksum of record ", slot, " does not match");
           }
           if (cache_ != nullptr) cache_->Put(sorted[i], record);
+          if (visit == nullptr) continue;
           visit(order[i], RecordLayout::KeyOf(record), RecordLayout::PayloadOf(record));
         }
         return {};
       });
-  ReadTotals& totals = ReadTotals::OfProcess();
+  DiskTotals& totals = DiskTotals::OfProcess();
   totals.records.fetch_add(n, std::memory_order_relaxed);
   totals.bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (urgent) {

@@ -8,7 +8,6 @@
 #ifndef TFSPS_CORE_TIER_RECORD_LOG_H_
 #define TFSPS_CORE_TIER_RECORD_LOG_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,17 +24,6 @@
 #include "core/tier/record_file.h"
 
 namespace tsps {
-
-// Totals of the reads of all logs since this process started.
-struct ReadTotals {
-  std::atomic<uint64_t> records{0};    // records read from a disk
-  std::atomic<uint64_t> bytes{0};      // bytes of these reads, with the gaps between records
-  std::atomic<uint64_t> late{0};       // records that a caller was waiting for (urgent reads)
-  std::atomic<uint64_t> cached{0};     // records of urgent reads that were in the cache
-  std::atomic<uint64_t> waited_ns{0};  // the time of urgent reads
-
-  static ReadTotals& OfProcess();
-};
 
 class RecordLog {
  public:
@@ -69,6 +57,7 @@ class RecordLog {
   // Reads records, in any order and on many threads, and calls visit(i, key, payload) for
   // places[i]. NotFound: a file was removed. DataLoss, naming file and record: a record is not as
   // it was written. A caller that raced with the writer gets the places from the index again.
+  // `visit` may be null: records that are not in the cache are read into it.
   using Visit = std::function<void(size_t i, int64_t key, const char* payload)>;
   Status Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit);
 
@@ -94,8 +83,11 @@ class RecordLog {
         layout_(std::move(layout)),
         threads_(threads),
         open_(folder_, layout_) {}
-  // Visits the records that are in the cache. Returns the positions of the other places.
+  // Visits the records that are in the cache, on many threads. Returns the positions of the other
+  // places.
   std::vector<uint32_t> VisitCached(const uint32_t* places, size_t n, const Visit& visit) const;
+  void VisitCached(const uint32_t* places, size_t begin, size_t end, const Visit& visit,
+                   std::vector<uint32_t>* missing) const;
 
   const std::string folder_;
   const RecordLayout layout_;

@@ -228,8 +228,7 @@ Status RecordStore::Stage(const int64_t* keys, size_t n) {
   places.erase(std::unique(places.begin(), places.end()), places.end());
   for (size_t begin = 0; begin < places.size(); begin += kAtOnce) {
     const size_t m = std::min(kAtOnce, places.size() - begin);
-    const Status read =
-        log_->Read(places.data() + begin, m, /*urgent=*/false, [](size_t, int64_t, const char*) {});
+    const Status read = log_->Read(places.data() + begin, m, /*urgent=*/false, nullptr);
     // Compaction may have removed a file.
     if (!read.ok() && read.code() != Code::kNotFound) return read;
   }
@@ -333,6 +332,13 @@ void RecordStore::PlaceCopies() {
   });
 }
 
+void RecordStore::PrepareCopies() {
+  entering_.clear();
+  leaving_.clear();
+  files_->ReserveCounts();
+  SortEnteringPlaces();
+}
+
 void RecordStore::Finish(bool published) {
   if (published) state_ = next_;
   RecordCache* const cache = published ? log_->cache() : nullptr;
@@ -358,6 +364,7 @@ void RecordStore::RemoveEmptied() {
     TSPS_FAULT_POINT("record_store_compacted");
     return true;
   });
+  compaction_->KeepReserve();
 }
 
 void RecordStore::CompactAhead(size_t bytes) {

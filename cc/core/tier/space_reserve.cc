@@ -19,17 +19,20 @@ void SpaceReserve::Keep(size_t bytes) {
   struct stat info;
   struct statvfs disk;
   const bool has = fstat(fd, &info) == 0 && static_cast<size_t>(info.st_size) >= bytes;
-  const bool may = fstatvfs(fd, &disk) == 0 && disk.f_bavail * disk.f_frsize >= kFreeTimes * bytes;
+  const size_t least = taken_ ? bytes : kFreeTimes * bytes;
+  const bool may = fstatvfs(fd, &disk) == 0 && disk.f_bavail * disk.f_frsize >= least;
   // Some file systems cannot occupy space without writing it.
   kept_ = has || (may && fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0);
+  if (kept_) taken_ = false;
   close(fd);
   if (!kept_) unlink(path_.c_str());
 }
 
-bool SpaceReserve::Release() {
-  const bool released = unlink(path_.c_str()) == 0;
+std::string SpaceReserve::Take() {
+  if (!kept_) return "";
   kept_ = false;
-  return released;
+  taken_ = true;
+  return path_;
 }
 
 }  // namespace tsps

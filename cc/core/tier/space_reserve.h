@@ -1,5 +1,5 @@
-// SpaceReserve: a file that occupies space in a folder, so that compaction can write a few copies
-// while the disk is full. What it writes then frees more space than it takes.
+// SpaceReserve: a file that occupies space in a folder, so that compaction can write copies while
+// the disk is full. What it writes then frees more space than it takes.
 #ifndef TFSPS_CORE_TIER_SPACE_RESERVE_H_
 #define TFSPS_CORE_TIER_SPACE_RESERVE_H_
 
@@ -13,14 +13,16 @@ class SpaceReserve {
  public:
   explicit SpaceReserve(const std::string& folder) : path_(folder + "/.reserve") {}
 
-  // Occupies this many bytes if the file does not exist yet, and the disk has much more space.
+  // Occupies this many bytes if the file does not exist yet. The disk must have much more space,
+  // unless the last reserve was taken.
   void Keep(size_t bytes);
-  // Gives the space back. Returns false if there was none.
-  bool Release();
+  // Lets the caller make another file of the reserve, which keeps its space. Returns its path; ""
+  // if there is none.
+  std::string Take();
 
  private:
   const std::string path_;
-  bool kept_ = false;
+  bool kept_ = false, taken_ = false;
 };
 
 }  // namespace tsps
