@@ -29,7 +29,7 @@ class Usage(NamedTuple):
     """The resources that tables use.
 
     Attributes:
-      bytes: The size of all files in TFSPS_DIR.
+      bytes: The size of all files in TFSPS_DIR, without the leader's list of writes (tf_sparse_ps/job/session.py).
       mappings: The number of mappings of those files in this process.
       descriptors: The number of open descriptors of this process.
     """
@@ -42,9 +42,14 @@ class Usage(NamedTuple):
 def usage() -> Usage:
     root = os.environ["TFSPS_DIR"]
     files = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
+    files.remove(session_path())
     with open("/proc/self/maps") as maps:
         mappings = sum(root in line for line in maps)
     return Usage(sum(os.stat(file).st_blocks * 512 for file in files), mappings, len(os.listdir("/proc/self/fd")))
+
+
+def session_path() -> str:
+    return job.current().group.session.path
 
 
 def tables() -> set[str]:
@@ -101,6 +106,7 @@ def main(models: int) -> None:
     after = settle({table_kept}, meet)
     print(f"rank {ranks.rank}: {before} after {FIRST} models, {after} after {models}", flush=True)
     assert after == before
+    assert os.path.getsize(session_path()) <= 16 * (models + 8), "a table that is made takes 16 bytes there"
     np.testing.assert_array_equal(serve(tf.range(8, dtype=tf.int64)).numpy(), rows)
     del serve
     assert settle(set(), meet).bytes < after.bytes
