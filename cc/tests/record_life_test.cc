@@ -169,7 +169,7 @@ TEST(RecordLife, ThousandsOfFilesNeedFewDescriptors) {
 // restarts, compared with a map.
 class LongLife {
  public:
-  explicit LongLife(const TempDir& dir) : tiers_(dir, 256 * 1024), reader_(dir, 256 * 1024) {}
+  explicit LongLife(const TempDir& dir) : tiers_(dir, 16 * 1024), reader_(dir, 16 * 1024) {}
 
   void Run() {
     ASSERT_TSPS_OK(tiers_.Create());
@@ -257,7 +257,7 @@ class LongLife {
 
   // The next writer finds that the log is much older.
   void Jump() {
-    sequence_ += random_() % (uint64_t{1} << 17);
+    sequence_ += random_() % (uint64_t{1} << 22);
     // Numbers of files that were removed a moment ago are the worst ones.
     auto number = static_cast<uint32_t>(random_() % 300);
     while (access(RecordFile::PathOf(tiers_.disk(), number).c_str(), F_OK) == 0) ++number;
