@@ -2,9 +2,9 @@
 //
 // It goes through all row numbers in a circle, a slice at a time, and chooses the rows of the slice
 // that were used least, by counts that halve every 1,024 steps. So the work of a step depends on
-// the rows that it moves, not on those in memory. Slices of six times the wanted rows have the same
-// hit rate as a choice from all rows (Zipf's law with exponents of .8 and 1.05, a quarter of a
-// million rows in memory).
+// the rows that it moves, not on those in memory. In a simulation (Zipf's law with exponents of .8
+// and 1.05, a quarter of a million keys in memory), slices of six times the wanted rows made at
+// most 1 % more ids miss than a choice from all rows.
 #ifndef TFSPS_CORE_GROUP_EVICTIONS_H_
 #define TFSPS_CORE_GROUP_EVICTIONS_H_
 

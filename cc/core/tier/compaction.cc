@@ -148,7 +148,7 @@ size_t Compaction::ReserveBytes() const {
 void Compaction::KeepReserve() {
   if (running_.valid() && running_.wait_for(std::chrono::seconds(0)) != std::future_status::ready)
     return;
-  if (files_.count() > 2 * kSpareFiles) reserve_.Keep(ReserveBytes());
+  if (reserve_.taken()) reserve_.Keep(ReserveBytes());
 }
 
 Status Compaction::CopySliceInto(const std::string& space, uint32_t file, uint32_t slots) {

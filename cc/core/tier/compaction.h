@@ -48,7 +48,7 @@ class Compaction {
   void Allow(size_t bytes, const std::function<bool(uint32_t number)>& may);
   // Waits for the thread.
   void Await();
-  // Occupies the reserve again as soon as there is space, after files were removed.
+  // Occupies a reserve that was taken again, as soon as there is space, after files were removed.
   void KeepReserve();
   // Returns whether copies are queued.
   bool HasQueued() const;

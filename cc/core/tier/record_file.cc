@@ -240,8 +240,10 @@ Status RecordFile::Write(size_t offset, size_t bytes, const char* from) {
                                                        : pwrite(fd_, from + done, bytes - done,
                                                                 static_cast<off_t>(offset + done));
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) CountError();
-    if (put < 0) return ErrnoError("cannot write", path_);
+    if (put < 0) {
+      CountError();
+      return ErrnoError("cannot write", path_);
+    }
     if (put == 0 || (done + static_cast<size_t>(put)) % kPageBytes != 0) {
       errno = ENOSPC;  // the disk had space for a part of a page only
       return ErrnoError("cannot write", path_);

@@ -69,10 +69,6 @@ void RecordLog::VisitCached(const uint32_t* places, size_t begin, size_t end, co
   std::vector<char> record(layout_.record_bytes);
   for (size_t i = begin; i < end; ++i) {
     if (i + 2 * kRecordsAhead < end) cache_->Prefetch(places[i + 2 * kRecordsAhead]);
-    if (visit == nullptr) {
-      if (!cache_->Has(places[i])) missing->push_back(static_cast<uint32_t>(i));
-      continue;
-    }
     if (i + kRecordsAhead < end) cache_->PrefetchRecord(places[i + kRecordsAhead]);
     if (cache_->Find(places[i], record.data())) {
       visit(i, RecordLayout::KeyOf(record.data()),
@@ -138,7 +134,6 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
             return Damaged(file->path(), "the checksum of record ", slot, " does not match");
           }
           if (cache_ != nullptr) cache_->Put(sorted[i], record);
-          if (visit == nullptr) continue;
           visit(order[i], RecordLayout::KeyOf(record), RecordLayout::PayloadOf(record));
         }
         return {};

@@ -57,7 +57,6 @@ class RecordLog {
   // Reads records, in any order and on many threads, and calls visit(i, key, payload) for
   // places[i]. NotFound: a file was removed. DataLoss, naming file and record: a record is not as
   // it was written. A caller that raced with the writer gets the places from the index again.
-  // `visit` may be null: records that are not in the cache are read into it.
   using Visit = std::function<void(size_t i, int64_t key, const char* payload)>;
   Status Read(const uint32_t* places, size_t n, bool urgent, const Visit& visit);
 

@@ -226,9 +226,14 @@ Status RecordStore::Stage(const int64_t* keys, size_t n) {
   }
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
+  if (const RecordCache* const cache = log_->cache(); cache != nullptr) {
+    const auto cached = [cache](uint32_t place) { return cache->Has(place); };
+    places.erase(std::remove_if(places.begin(), places.end(), cached), places.end());
+  }
   for (size_t begin = 0; begin < places.size(); begin += kAtOnce) {
     const size_t m = std::min(kAtOnce, places.size() - begin);
-    const Status read = log_->Read(places.data() + begin, m, /*urgent=*/false, nullptr);
+    const Status read =
+        log_->Read(places.data() + begin, m, /*urgent=*/false, [](size_t, int64_t, const char*) {});
     // Compaction may have removed a file.
     if (!read.ok() && read.code() != Code::kNotFound) return read;
   }

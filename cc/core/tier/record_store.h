@@ -93,9 +93,9 @@ class RecordStore {
   void Declare();
   void Finish(bool published);
   // Makes entries name the copies that compaction has written, as many as rows move in this
-  // mutation, and others for at most a millisecond. Between Declare and Finish, so that no scan
-  // begins meanwhile. Not allowed during a scan, and not while another mutation holds places.
-  // Allocates nothing.
+  // mutation, and others for at most a millisecond. After Declare or PrepareCopies, before the
+  // mutation is published, so that no scan begins meanwhile. Not allowed during a scan, and not
+  // while another mutation holds places. Allocates nothing.
   void PlaceCopies();
   // Prepares PlaceCopies in a mutation that moves no rows, in place of Leave.
   void PrepareCopies();

@@ -19,6 +19,8 @@ class SpaceReserve {
   // Lets the caller make another file of the reserve, which keeps its space. Returns its path; ""
   // if there is none.
   std::string Take();
+  // Returns whether a reserve was taken and not occupied again.
+  bool taken() const { return taken_; }
 
  private:
   const std::string path_;
