@@ -361,6 +361,19 @@ TEST_F(TieredTableTest, WhatCannotBeIsRefusedWithTheNumbers) {
   ExpectEqual();
 }
 
+TEST(MemoryPlanTest, TheLeastMemoryForRowsHasSpaceForThem) {
+  for (const uint64_t row_bytes : {24u, 140u, 4000u}) {
+    for (const uint64_t rows : {1u, 64u, 5000u, 100'000u, 3'000'000u}) {
+      for (const uint64_t most : {uint64_t{0}, 4 * rows}) {
+        const uint64_t memory = MemoryFor(rows, row_bytes, most);
+        EXPECT_GE(PlanMemory({"/d", memory}, row_bytes, most).rows, rows);
+        EXPECT_LE(PlanMemory({"/d", memory - 1000}, row_bytes, most).rows, rows);
+      }
+    }
+  }
+  EXPECT_LE(MemoryFor(64, 140, 0), 4u << 20);
+}
+
 TEST_F(TieredTableTest, DisksWithoutRoomAreRefusedBeforeAnythingIsMade) {
   TableConfig config = Config("large", 3, {dir_ / "large", uint64_t{1} << 60});
   const auto refused = [&](const std::string& text) {

@@ -54,7 +54,7 @@ def soon(call: Callable[[], object]) -> BaseException | None:
 
 def tiered(folder: Path, disk: Path) -> None:
     """Makes a tiered table, which removes leftovers from the disk first."""
-    config = tsps.TableConfig("user", 8, storage=tsps.Tiered(disk, memory="14MB"))
+    config = tsps.TableConfig("user", 8, storage=tsps.Tiered(disk, memory="3MB"))
     tsps.Table.create(folder / "home" / "group" / "user", config).close()
 
 

@@ -90,7 +90,7 @@ def test_the_test_fails_if_changes_are_left_out(tmp_path: Path, monkeypatch: pyt
 
 
 def test_rows_on_disk_are_in_increments(tmp_path: Path) -> None:
-    storage = tsps.Tiered(str(tmp_path / "disk"), memory=14 << 20)
+    storage = tsps.Tiered(str(tmp_path / "disk"), memory=7 << 19)
     model = make_model(width=64, storage=storage)
     random = np.random.default_rng(3)
     saver = checkpointer(tmp_path / "checkpoints", model)

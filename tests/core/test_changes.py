@@ -102,7 +102,7 @@ def test_random_operations_and_consumers(create, seed):
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_a_scan_since_a_mark_has_the_rows_that_changed(create, tmp_path, storage):
     dice = random.Random(9)
-    options = {} if storage == "memory" else {"storage": Tiered(str(tmp_path / "disk"), memory=14 << 20)}
+    options = {} if storage == "memory" else {"storage": Tiered(str(tmp_path / "disk"), memory=7 << 19)}
     table, dim = create(dim=64, optimizer=optimizers.Adagrad(learning_rate=0.1), **options), 64
     mark = first_mark = table.mark_changes()
     for number in range(60):

@@ -34,7 +34,7 @@ class Tables(RuleBasedStateMachine):
     def create(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="tf_sparse_ps-model-", dir="/dev/shm")
         adagrad = optimizers.Adagrad(learning_rate=float(RATE))
-        tiered = {"storage": Tiered(f"{self.folder}/disk", memory=14_540_000), "max_rows": 2**17}
+        tiered = {"storage": Tiered(f"{self.folder}/disk", memory=3_530_000), "max_rows": 2**17}
         self.tables = [
             Table.create(
                 f"{self.folder}/g/{name}", TableConfig(name, DIM, initializer="normal", optimizer=adagrad, **storage)

@@ -21,7 +21,7 @@ from tf_sparse_ps.config import Tiered
 from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError, TableExistsError
 from tf_sparse_ps.table import Table
 
-MEMORY = 12_780_000  # 12 MiB are buffers
+MEMORY = 1_770_000  # 1.5 MiB are buffers
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
 
 
@@ -78,7 +78,7 @@ def test_room_for_rows_and_not_for_their_slots(folder: str, create: Callable[...
 def test_a_disk_that_fills_up_keeps_what_was_trained(folder: str, create: Callable[..., Table]) -> None:
     plain = create("plain", 64, group="plain", initializer="ones")
     with mounted(folder, "size=16m") as disk:
-        table = create(dim=64, storage=Tiered(disk, 14_000_000), initializer="ones")
+        table = create(dim=64, storage=Tiered(disk, 2_990_000), initializer="ones")
 
         def train(first_key: int) -> None:
             keys = np.arange(first_key, first_key + 300)

@@ -31,8 +31,8 @@ from tf_sparse_ps.table import Table
 
 HOT, MIXED, RARE, NARROW, NEW, PASSING = 256, 64, 32, 64, 400, 100
 FAR, FAR_NEW, FAR_AGAIN = 64, 100, 40
-FAR_ROWS = 1 << 18  # at most: 3 MiB of memory record their places, and 12 MiB are buffers
-FAR_MEMORY = 16_600_000
+FAR_ROWS = 1 << 18  # at most: 3 MiB of memory record their places, and 1.5 MiB are buffers
+FAR_MEMORY = 5_590_000
 ERASE_EVERY = 4  # steps
 _SCANNED = 20  # the number of recent steps whose new rows a scan checks
 _ADAGRAD = optimizers.Adagrad(learning_rate=1.0, initial_accumulator_value=0.1, epsilon=1e-7)

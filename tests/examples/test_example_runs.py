@@ -100,7 +100,7 @@ def test_tables_on_disk_learn_the_same(tmp_path: Path, model: str, temporary: bo
         ["--placement", "sharded"] if temporary else ["--storage-folder", disk]
     )  # on one machine, this changes nothing
     tiered = run(
-        tmp_path / "tiered", "train_ctr.py", *options, "--storage", "tiered", "--storage-memory", "14MB", *folder,
+        tmp_path / "tiered", "train_ctr.py", *options, "--storage", "tiered", "--storage-memory", "3MB", *folder,
         TMPDIR=str(disk),
     )  # fmt: skip
     assert tiered["curve"] == memory["curve"]  # exactly

@@ -104,7 +104,7 @@ def test_a_terminal_shows_a_bar_in_place_and_the_report(tmp_path: Path, ranks: i
     command += ["--collectives", collectives]
     on_disk = collectives == "auto"
     if on_disk:
-        command += ["--storage", "tiered", "--storage-folder", str(tmp_path / "disk"), "--storage-memory", "14MB"]
+        command += ["--storage", "tiered", "--storage-folder", str(tmp_path / "disk"), "--storage-memory", "3MB"]
     status, shown = in_terminal(command)
     assert status == 0, shown
     lines = [

@@ -57,7 +57,7 @@ TRAINED = IDS[:2]
 TARGETS = np.array([[1.0], [-1.0]], np.float32)
 SEED = 1_234_567
 TIERED_ROWS = 1_500
-TIERED_MEMORY = 12_700_000
+TIERED_MEMORY = 1_690_000
 
 PLANES = (
     MetadataPlane("count", "uint32", initial=3),

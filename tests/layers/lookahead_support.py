@@ -11,7 +11,7 @@ from layer_support import functional, keras
 import tf_sparse_ps as tsps
 
 ROWS, DIM, BATCH, BATCHES = 3000, 4, 64, 24
-MEMORY = 12_800_000  # 12 MiB for buffers, and space for some 1,300 rows
+MEMORY = 1_790_000  # 1.5 MiB for buffers, and space for some 1,300 rows
 
 
 def dataset(batches: int = BATCHES, seed: int = 0) -> tf.data.Dataset:

@@ -157,7 +157,7 @@ def test_a_pass_longer_than_memory_has_room_for(disk: tsps.Tiered) -> None:
 
 
 def test_memory_that_has_no_room_for_the_rows_of_a_batch(disk: tsps.Tiered, tmp_path: Path) -> None:
-    small = tsps.Tiered(tmp_path / "small", memory=12_640_000)
+    small = tsps.Tiered(tmp_path / "small", memory=1_630_000)
     model = built(small)
     for data in (dataset(), tsps.lookahead(dataset(), model, batches=4)):
         with pytest.raises(
@@ -172,7 +172,7 @@ def test_memory_that_has_no_room_for_the_rows_of_a_batch(disk: tsps.Tiered, tmp_
     assert table_of(tiered).stats()["rows_on_disk"] > 0
     assert_equal(memory, tiered)
     with pytest.raises(
-        Exception, match=r"memory of 1000000 bytes has no room for 64 of its rows; that takes 12\d+ bytes"
+        Exception, match=r"memory of 1000000 bytes has no room for 64 of its rows; that takes 16\d+ bytes"
     ):
         built(tsps.Tiered(tmp_path / "none", memory=1_000_000))
 

@@ -18,7 +18,7 @@ from layer_support import FOLDER, PACKAGE_PARENT, functional, keras
 import tf_sparse_ps as tsps
 
 ROWS, DIM = 3000, 4
-MEMORY = 12_800_000  # 12 MiB are buffers
+MEMORY = 1_790_000  # 1.5 MiB are buffers
 RULES = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
@@ -139,9 +139,9 @@ def test_more_weights_than_memory_has_room_for(disk: tsps.Tiered) -> None:
 
 
 def test_a_batch_that_memory_has_no_room_for(disk: tsps.Tiered) -> None:
-    model = functional(tsps.Embedding(None, DIM, storage=tsps.Tiered(disk.path, memory=12_620_000)))
+    model = functional(tsps.Embedding(None, DIM, storage=tsps.Tiered(disk.path, memory=1_610_000)))
     model.compile(tsps.DistributedOptimizer("adagrad"), "mse")
-    with pytest.raises(Exception, match=r"a change of \d+ rows at once, and memory of 12620000 bytes has room for"):
+    with pytest.raises(Exception, match=r"a change of \d+ rows at once, and memory of 1610000 bytes has room for"):
         model.fit(*data(1, 400), batch_size=400, verbose=0)
 
 

@@ -58,7 +58,7 @@ def memory_of(case: dict[str, Any]) -> int:
         # Space for rows that are evicted ahead of coming ones. A bounded table that holds all rows does not need it.
         spare = 200 * (taken // rows) if rows == ROWS else 0
         taken = max((taken + spare) * 4 // 3, ROWS * 12 * 4)
-    return 12 * 2**20 + taken * 6 // 5 * 32 // 31 + 64
+    return 3 * 2**19 + taken * 6 // 5 * 32 // 31 + 64
 
 
 def data(bounded: bool) -> tf.data.Dataset:

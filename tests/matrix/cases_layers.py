@@ -548,7 +548,7 @@ def table_configuration(rank: Any) -> None:
     again = tsps.Embedding(None, DIM, table=tsps.TableConfig("others", DIM, seed=3))
     rank.same(_rows(again).tolist())
     reference = model(KerasEmbedding(ROWS, DIM))
-    ours = model(tsps.Embedding(ROWS, DIM, storage=tsps.Tiered(rank.folder / "disk", memory="16 MiB")))
+    ours = model(tsps.Embedding(ROWS, DIM, storage=tsps.Tiered(rank.folder / "disk", memory="5.5 MiB")))
     ours.set_weights(reference.get_weights())
     assert_trains_alike(rank, ours, reference, lambda: optimizer("Adagrad", 0.05))
     ours = model(tsps.Embedding(ROWS, DIM, placement=tsps.Sharded()))  # on one machine, sharding changes nothing

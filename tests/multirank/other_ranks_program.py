@@ -53,7 +53,7 @@ class Options:
     steps: int = 0
     placement: str = "replicated"
     tiered: str = ""
-    memory: int | str = "16MiB"
+    memory: int | str = "5.5MiB"
 
 
 def train(model: Any, steps: range) -> None:

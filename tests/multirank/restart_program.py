@@ -74,7 +74,7 @@ class Options:
     kill_waits: bool = False
     placement: str = "replicated"
     tiered: str = ""
-    memory: int | str = "16MiB"
+    memory: int | str = "5.5MiB"
     cached: bool = False
     schedule: str = "Synchronous()"
     unknown: bool = False

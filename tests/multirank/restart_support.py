@@ -24,7 +24,7 @@ from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 PROGRAM, JOB = "restart_program.py", "restarts"
 LOGS = "epoch "
 TWO_MACHINES = "localhost:1,127.0.0.1:1"
-MEMORY = 12_620_000  # bytes of a tiered table: 12 MiB of buffers, and space for some of a machine's 200 rows
+MEMORY = 1_610_000  # bytes of a tiered table: 1.5 MiB of buffers, and space for some of a machine's 200 rows
 
 _COMPACT = """
 import os, signal, sys

@@ -27,7 +27,7 @@ from tf_sparse_ps.config.placement import Sharded
 keras = tf.keras
 IDS, DIM, WIDTH = 1200, 4, 5
 ROWS, BREAKS = map(int, sys.argv[1].split(","))
-MEMORY = 12_850_000  # 12 MiB are buffers
+MEMORY = 1_840_000  # 1.5 MiB are buffers
 
 
 def alike(rows: list[tf.Tensor], exact: bool) -> tf.Tensor:

@@ -233,7 +233,7 @@ def looking_ahead_changes_no_number() -> None:
     """A sharded table that is mostly on disk. Ranks announce keys of their own batches, whichever node owns them."""
     rows_found = []
     for ahead in (False, True):
-        storage = tsps.Tiered(Path(sys.argv[2]) / "disk", memory=12_850_000)  # 12 MiB are buffers
+        storage = tsps.Tiered(Path(sys.argv[2]) / "disk", memory=1_840_000)  # 1.5 MiB are buffers
         layer = tsps.Embedding(None, DIM, START, placement=Sharded(), storage=storage)
         model = keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Flatten(), dense()])
         model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")

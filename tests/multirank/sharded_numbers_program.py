@@ -23,7 +23,7 @@ from tf_sparse_ps.reduction import sparse_reducers
 
 keras = tf.keras
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad, "adam": keras.optimizers.Adam}
-MEMORY = 12_850_000  # bytes of a table that is partly on disk; 12 MiB of them are buffers
+MEMORY = 1_840_000  # bytes of a table that is partly on disk; 1.5 MiB of them are buffers
 FILL = np.arange(7_500, dtype=np.int64) + 10**6  # no batch has these keys; they move the other rows to the disk
 
 

@@ -21,7 +21,7 @@ from tf_sparse_ps import _table
 
 keras = tf.keras
 ROWS, DIM, BATCH, STEPS, PASS = 30_000, 32, 80, 40, 4
-MEMORY = 14_500_000  # 12 MiB of buffers, some thousand rows, and as many rows that are read ahead
+MEMORY = 3_490_000  # 1.5 MiB of buffers, some thousand rows, and as many rows that are read ahead
 
 
 def main() -> None:

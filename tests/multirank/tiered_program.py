@@ -17,7 +17,7 @@ import tf_sparse_ps as tsps
 
 keras = tf.keras
 IDS, DIM, WIDTH, STEPS = 4000, 4, 5, 30
-MEMORY = 12_850_000  # 12 MiB of buffers, and space for some 1,400 rows
+MEMORY = 1_840_000  # 1.5 MiB of buffers, and space for some 1,400 rows
 KINDS = {"Adagrad": lambda: keras.optimizers.Adagrad(0.1), "Adam": lambda: keras.optimizers.Adam(0.01)}
 
 

@@ -27,7 +27,7 @@ from tf_sparse_ps import job
 from tf_sparse_ps.config.placement import Sharded
 
 DIM, IDS, ROWS = 4, 3000, 300
-MEMORY = 12_800_000  # bytes of a tiered table: 12 MiB of buffers, and space for some of the rows
+MEMORY = 1_790_000  # bytes of a tiered table: 1.5 MiB of buffers, and space for some of the rows
 
 
 def digest(layers: list[tsps.Embedding]) -> str:

@@ -19,7 +19,7 @@ STATES = ("tiered", "tiered, killed in a step")
 DISK = "disk"  # in the group's folder, so that a copy of the folder has both tiers
 _DIM, _STEP, _KEYS = 8, 500, 6000
 _MOST_ROWS = 1 << 14
-_MEMORY = 13_200_000  # space for some 2,300 rows; all but 0.5 MB of it is for buffers
+_MEMORY = 2_190_000  # space for some 2,300 rows; all but 0.5 MB of it is for buffers
 _KILLED_AT = "record_moves_declared:1"
 
 

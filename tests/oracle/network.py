@@ -20,7 +20,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.placement import Sharded
 
 keras = _keras.keras
-TIER_BYTES = 12_620_000  # 12 MiB of buffers, and space for some rows
+TIER_BYTES = 1_610_000  # 1.5 MiB of buffers, and space for some rows
 CACHE_ROWS = 100  # a batch has at most 96 keys
 
 

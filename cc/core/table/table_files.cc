@@ -137,8 +137,7 @@ bool TableFiles::IsLeftover(const std::string& folder) {
 size_t TableFiles::RoomRows() const {
   if (config_->storage.tiered()) {  // the most, which it has without slots
     const PlaneList planes = PlanesOf(*config_, OptimizerConfig(), 1, 1);
-    const TieredStorage& storage = config_->storage;
-    return PlanMemory(storage.memory, RowBytes(planes, planes.planes.size()), MostRows(*config_))
+    return PlanMemory(config_->storage, RowBytes(planes, planes.planes.size()), MostRows(*config_))
         .rows;
   }
   const uint64_t most = MostRows(*config_);

@@ -22,8 +22,10 @@ namespace tsps {
 namespace {
 
 constexpr uint64_t kMagic = 0x73636572737374ULL;  // "tssrecs"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kMaxFolder = 3968;
+// Tables of version 1, whose file has 0 for the buffers, have buffers of this size.
+constexpr uint64_t kBuffersOfVersion1 = 12u << 20;
 
 struct StorageFile {
   uint64_t magic;
@@ -32,7 +34,7 @@ struct StorageFile {
   char uuid[32];
   uint64_t memory;
   char folder[kMaxFolder];
-  uint32_t zero;
+  uint32_t buffers;
   uint32_t crc;
 };
 static_assert(sizeof(StorageFile) <= kPageBytes);
@@ -42,8 +44,11 @@ static_assert(sizeof(StorageFile) <= kPageBytes);
 // its part of a step's undo log.
 constexpr uint64_t kRowBytes = 58;
 constexpr uint64_t kIndexBytes = 12;  // per row that is or was on disk
-// Memory of reads and writes: buffers of 32 reading threads, of an append and of compaction.
-constexpr uint64_t kBufferBytes = 12u << 20;
+// Memory of reads and writes: 3/32 of a table's memory, from 1.5 to 12 MiB, which are 12 of its
+// buffers (RecordLayout::buffer_bytes). Two appends and a slice of compaction take 3, queued copies
+// 4. Of the rest, 4 MiB in a large table, the process's threads read (tier/io_threads.h).
+constexpr uint64_t kBufferParts = 3, kBufferShare = 32;
+constexpr uint64_t kLeastBuffers = 3u << 19, kMostBuffers = 12u << 20;
 // A part of the rest stays free, up to a maximum: for the margin within a memory limit
 // (os/storage_budget.h), page tables, and what malloc keeps.
 constexpr uint64_t kSpareShare = 32;
@@ -162,11 +167,23 @@ Status WriteOwner(const std::string& folder, const std::string& uuid, const std:
   return ErrnoError("cannot write", path);
 }
 
+uint64_t BufferBytes(uint64_t memory) {
+  return std::clamp(memory / kBufferShare * kBufferParts, kLeastBuffers, kMostBuffers);
+}
+
+// Returns the memory of which `usable` bytes are left for other things than buffers.
+uint64_t WithBuffers(uint64_t usable) {
+  const uint64_t left = kBufferShare - kBufferParts;
+  const uint64_t in_parts = (usable + left) / left * kBufferShare;
+  return std::clamp(in_parts, usable + kLeastBuffers, usable + kMostBuffers);
+}
+
 }  // namespace
 
-MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows) {
+MemoryPlan PlanMemory(const TieredStorage& storage, uint64_t row_bytes, uint64_t most_rows) {
   MemoryPlan plan;
-  uint64_t usable = memory - std::min(memory, kBufferBytes);
+  const uint64_t buffers = storage.buffers > 0 ? storage.buffers : BufferBytes(storage.memory);
+  uint64_t usable = storage.memory - std::min(storage.memory, buffers);
   usable -= std::min(usable / kSpareShare, kMostSpare);
   plan.cache_bytes = usable / kCacheShare;
   const uint64_t left = usable - plan.cache_bytes;
@@ -185,7 +202,7 @@ uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows) {
   const uint64_t left =
       most_rows == 0 ? (rows * each + 2) / 3 * 4 + 16 : most_rows * kIndexBytes + rows * each;
   const uint64_t usable = left / (kCacheShare - 1) * kCacheShare + kCacheShare * kCacheShare;
-  return kBufferBytes + usable + std::min(usable / (kSpareShare - 1) + 1, kMostSpare);
+  return WithBuffers(usable + std::min(usable / (kSpareShare - 1) + 1, kMostSpare));
 }
 
 Status ValidateStorage(const TableConfig& config) {
@@ -200,7 +217,7 @@ Status ValidateStorage(const TableConfig& config) {
   const uint64_t row_bytes = RowBytes(planes, planes.planes.size());
   const uint64_t most = MostRows(config);
   const uint64_t least = most == 0 ? kLeastRows : std::min(kLeastRows, most);
-  if (PlanMemory(storage.memory, row_bytes, most).rows >= least) return {};
+  if (PlanMemory(storage, row_bytes, most).rows >= least) return {};
   return Error(Code::kInvalidArgument, "table ", config.name, ": memory of ", storage.memory,
                " bytes has no room for ", least, " of its rows; that takes ",
                MemoryFor(least, row_bytes, most), " bytes");
@@ -264,6 +281,7 @@ Status CreateStorage(const std::string& table, const TableConfig& config) {
   content.folder_bytes = static_cast<uint32_t>(storage.folder.size());
   config.uuid.copy(content.uuid, sizeof(content.uuid));
   content.memory = storage.memory;
+  content.buffers = static_cast<uint32_t>(BufferBytes(storage.memory));
   storage.folder.copy(content.folder, sizeof(content.folder));
   content.crc = HeaderCrc(content);
   auto file = MappedFile::Create(ConfigPath(table), kPageBytes, kPageBytes);
@@ -284,9 +302,9 @@ Result<TieredStorage> LoadStorage(const std::string& table, const std::string& u
   if (content.magic != kMagic) {
     return Error(Code::kDataLoss, path, " is not the records.config of a table");
   }
-  if (content.version != kVersion) {
+  if (content.version != kVersion && content.version != 1) {
     return OtherFormat(path, "records.config version " + std::to_string(content.version),
-                       "version " + std::to_string(kVersion));
+                       "version 1 or " + std::to_string(kVersion));
   }
   if (content.crc != HeaderCrc(content)) return Damaged(path, "checksum mismatch");
   if (content.folder_bytes == 0 || content.folder_bytes > kMaxFolder || content.folder[0] != '/' ||
@@ -295,7 +313,8 @@ Result<TieredStorage> LoadStorage(const std::string& table, const std::string& u
                    std::string(content.uuid, sizeof(content.uuid)), ", and its path has ",
                    content.folder_bytes, " bytes");
   }
-  return TieredStorage{std::string(content.folder, content.folder_bytes), content.memory};
+  const uint64_t buffers = content.version == 1 ? kBuffersOfVersion1 : content.buffers;
+  return TieredStorage{std::string(content.folder, content.folder_bytes), content.memory, buffers};
 }
 
 namespace {
@@ -340,7 +359,7 @@ namespace {
 
 RecordStore::Memory MemoryOf(const TableConfig& config, const PlaneList& list) {
   const uint64_t most = MostRows(config);
-  MemoryPlan plan = PlanMemory(config.storage.memory, RowBytes(list, list.planes.size()), most);
+  MemoryPlan plan = PlanMemory(config.storage, RowBytes(list, list.planes.size()), most);
   if (most > 0) {
     // The cache is reserved as a whole. It has twice as many places as there can be records,
     // because places share sets (record_cache.h).

@@ -1,6 +1,7 @@
 // The files of a tiered table's rows on disk, and how the table's memory is divided.
 //
-//   <table>/records.config           the folder on disk and the memory, which never change
+//   <table>/records.config           the folder on disk, the memory and its part for buffers,
+//                                    which never change
 //   <table>/records.<generation>/    index and moves of the records (tier/record_store.h)
 //   <folder>/table                   which table owns the folder
 //   <folder>/<generation>/           the log
@@ -25,10 +26,10 @@ struct MemoryPlan {
   uint64_t rows_in_all = 0;  // all rows whose places on disk fit into memory
   uint64_t cache_bytes = 0;  // for records that were read or are staged
 };
-// Returns how `memory` bytes are divided, for rows of `row_bytes` in all planes. `most_rows` is the
-// most that the table can have; 0: any number, and then a quarter of the memory is reserved for the
-// places of rows on disk.
-MemoryPlan PlanMemory(uint64_t memory, uint64_t row_bytes, uint64_t most_rows);
+// Returns how the memory of a storage is divided, for rows of `row_bytes` in all planes.
+// `most_rows` is the most that the table can have; 0: any number, and then a quarter of the memory
+// is reserved for the places of rows on disk.
+MemoryPlan PlanMemory(const TieredStorage& storage, uint64_t row_bytes, uint64_t most_rows);
 // Returns the least memory that can hold `rows` rows.
 uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows);
 

@@ -16,9 +16,8 @@ namespace {
 
 constexpr double kSlack = 1.4;
 constexpr size_t kSpareFiles = 3;  // those that are written, and one that is emptied
-constexpr size_t kSliceBytes = size_t{1} << 20;
 constexpr size_t kMostAllowed = size_t{64} << 20;
-constexpr size_t kMostQueued = size_t{1} << 18;
+constexpr size_t kQueuedBuffers = 4;  // the most memory of queued copies, in buffers
 constexpr uint32_t kChoicesAfterError = 16;
 
 // Sets a flag while it exists.
@@ -97,7 +96,8 @@ void Compaction::Allow(size_t bytes, const std::function<bool(uint32_t)>& may) {
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (queue_.size() - next_ > kMostQueued) return;
+    if ((queue_.size() - next_) * sizeof(Copy) > kQueuedBuffers * log_.layout().buffer_bytes())
+      return;
     // A file that was read has no live records now, or needs another look.
     if (queue_.size() == next_) read_.clear();
     queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(next_));
@@ -123,7 +123,7 @@ Compaction::Round Compaction::Copies(size_t bytes) {
   Round round;
   while (!ending_.load() && round.bytes_read < bytes && reading_ < to_read_.size()) {
     const uint32_t file = to_read_[reading_];
-    const size_t slice = std::min(kSliceBytes, bytes - round.bytes_read);
+    const size_t slice = std::min(layout.buffer_bytes(), bytes - round.bytes_read);
     const auto slots = static_cast<uint32_t>(
         std::clamp<size_t>(slice / layout.record_bytes, 1, layout.records_per_file - slot_));
     round.status = CopySlice(file, slots);

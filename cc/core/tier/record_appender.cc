@@ -14,8 +14,6 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kAppendBytes = size_t{1} << 20;  // of one write, unless a record is larger
-
 Status DiskFull(const Status& written, const std::string& folder, size_t needed) {
   struct statvfs disk;
   if (statvfs(folder.c_str(), &disk) != 0) return written;
@@ -59,7 +57,7 @@ void RecordAppender::EndFile() {
 Status RecordAppender::Append(size_t n, const Fill& fill, uint32_t* places) {
   const RecordLayout& layout = log_.layout();
   if (buffer_.data() == nullptr) {
-    const size_t bytes = std::max(kAppendBytes, layout.record_bytes + 2 * kPageBytes);
+    const size_t bytes = std::max(layout.buffer_bytes(), layout.record_bytes + 2 * kPageBytes);
     TSPS_ASSIGN_OR_RETURN(buffer_, PageBuffer::Make(bytes));
   }
   for (size_t done = 0; done < n;) {

@@ -23,6 +23,8 @@ namespace {
 constexpr char kMagic[8] = {'t', 's', 'p', 's', 't', 'i', 'e', 'r'};
 constexpr uint32_t kVersion = 2;
 constexpr size_t kHeaderBytes = kPageBytes;
+constexpr size_t kLeastBuffer = size_t{128} << 10;
+constexpr size_t kMostBuffer = size_t{1} << 20;
 // Rows and copies may be written at the same time.
 constexpr char kUnnamedRows[] = "/.records", kUnnamedCopies[] = "/.copies";
 constexpr int kReadAttempts = 3;  // before an error of the disk is reported
@@ -111,6 +113,10 @@ RecordLayout::RecordLayout(std::string uuid, size_t payload, size_t file_bytes)
       records_per_file(std::max<size_t>(1, (file_bytes - kHeaderBytes) / record_bytes)) {}
 
 size_t RecordLayout::offset(uint32_t slot) const { return kHeaderBytes + slot * record_bytes; }
+
+size_t RecordLayout::buffer_bytes() const {
+  return std::clamp(file_end() / 8, kLeastBuffer, kMostBuffer);
+}
 
 uint32_t RecordLayout::SlotOnNewPage(uint32_t slot) const {
   const size_t page = Rounded(offset(slot), kPageBytes) - kHeaderBytes;

@@ -31,6 +31,9 @@ struct RecordLayout {
 
   size_t offset(uint32_t slot) const;  // of a record in its file
   size_t file_end() const { return offset(static_cast<uint32_t>(records_per_file)); }
+  // The most bytes of one write, and of a slice that compaction copies, unless a record is larger:
+  // an eighth of a file, from 128 KiB to 1 MiB.
+  size_t buffer_bytes() const;
   // Returns the first slot whose bytes begin on a page that no record before `slot` reaches.
   uint32_t SlotOnNewPage(uint32_t slot) const;
 

@@ -23,7 +23,6 @@
 namespace tsps {
 namespace {
 
-constexpr size_t kAppendBytes = size_t{1} << 20;  // of one write, unless a record is larger
 // The overhead of a read is 12 us, in which a disk reads about this many bytes of a long read
 // (measured with 32 threads: 85,000 reads of a page per second; 1.5 GB/s in long reads).
 constexpr size_t kReadBytes = 16 * 1024;
