@@ -67,6 +67,7 @@ class Group:
         rounding: str = "stochastic",
         storage_folder: str = "",
         storage_memory: int = 0,
+        storage_file_bytes: int = 0,
         node: int = 0,
         nodes: int = 0,
     ) -> int: ...

@@ -77,7 +77,8 @@ void BindGroup(py::module_& module) {
            py::arg("dim"), py::arg("key_limit"), py::arg("max_rows"), py::arg("initializer"),
            py::arg("metadata") = py::list(), py::arg("dtype") = "float32",
            py::arg("rounding") = "stochastic", py::arg("storage_folder") = "",
-           py::arg("storage_memory") = 0, py::arg("node") = 0, py::arg("nodes") = 0)
+           py::arg("storage_memory") = 0, py::arg("storage_file_bytes") = 0, py::arg("node") = 0,
+           py::arg("nodes") = 0)
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
       .def("set_optimizer", &PyGroup::SetOptimizer, py::arg("table"), py::arg("id"),

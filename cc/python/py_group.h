@@ -111,8 +111,8 @@ class PyGroup {
   int CreateTable(const std::string& name, const std::string& uuid, int64_t dim, int64_t key_limit,
                   int64_t max_rows, const py::dict& initializer, const py::list& metadata,
                   const std::string& dtype, const std::string& rounding,
-                  const std::string& storage_folder, uint64_t storage_memory, uint32_t node,
-                  uint32_t nodes);
+                  const std::string& storage_folder, uint64_t storage_memory,
+                  uint64_t storage_file_bytes, uint32_t node, uint32_t nodes);
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
   void SetOptimizer(int table, uint64_t id, uint64_t steps) {

@@ -58,7 +58,8 @@ int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64
                          int64_t key_limit, int64_t max_rows, const py::dict& initializer,
                          const py::list& metadata, const std::string& dtype,
                          const std::string& rounding, const std::string& storage_folder,
-                         uint64_t storage_memory, uint32_t node, uint32_t nodes) {
+                         uint64_t storage_memory, uint64_t storage_file_bytes, uint32_t node,
+                         uint32_t nodes) {
   const TableConfig config{name,
                            uuid,
                            dim,
@@ -68,7 +69,7 @@ int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64
                            MetadataFromPython(metadata),
                            ValueOrThrow(PlaneTypeFromName(dtype)),
                            ValueOrThrow(RoundingFromName(rounding)),
-                           {storage_folder, storage_memory},
+                           {storage_folder, storage_memory, storage_file_bytes},
                            {node, nodes}};
   int table = 0;
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {

@@ -157,6 +157,17 @@ TEST(RecordLife, ThousandsOfFilesNeedFewDescriptors) {
       EXPECT_EQ(reader.Versions({keys.begin(), keys.end()}).size(), 4'000u);
     }
     EXPECT_LE(OpenDescriptors(), open_before + 36);
+#ifdef TFSPS_FAULT_POINTS
+    // A row of each of 100 files, twice. The second time, each row takes one read: no header is
+    // read again, although few of the files are still open.
+    for (const int64_t row : {50, 51}) {
+      std::vector<int64_t> keys;
+      for (int64_t file = 0; file < 100; ++file) keys.push_back(40 * 56 * file + row);
+      if (row == 51) FailAt("tier_read", 101, EIO);
+      EXPECT_EQ(reader.Versions(keys).size(), 100u);
+    }
+    FailAt("", 0, 0);
+#endif
     const uint32_t committed = tiers.store().next_number() - 1;
     ASSERT_TSPS_OK(tiers.Open());
     ASSERT_TSPS_OK(tiers.store().MakeWritable(committed));

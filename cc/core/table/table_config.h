@@ -34,9 +34,10 @@ struct Shard {
 
 // The storage of a table that also has rows on disk.
 struct TieredStorage {
-  std::string folder;    // absolute; no other table uses it; "": all rows are in memory
-  uint64_t memory = 0;   // bytes of memory that the table may use on this node
-  uint64_t buffers = 0;  // the part of `memory` that is for buffers; 0: as a new table divides it
+  std::string folder;       // absolute; no other table uses it; "": all rows are in memory
+  uint64_t memory = 0;      // bytes of memory that the table may use on this node
+  uint64_t file_bytes = 0;  // of a file of records; 0: chosen from `memory`
+  uint64_t buffers = 0;     // the part of `memory` for buffers; 0: chosen from the bytes of a file
 
   bool tiered() const { return !folder.empty(); }
 };

@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kMagic = 0x73636572737374ULL;  // "tssrecs"
 constexpr uint32_t kVersion = 2;
 constexpr size_t kMaxFolder = 3968;
-// Tables of version 1, whose file has 0 for the buffers, have buffers of this size.
+// Tables of version 1, whose records.config has 0 for the bytes of a file, have such buffers.
 constexpr uint64_t kBuffersOfVersion1 = 12u << 20;
 
 struct StorageFile {
@@ -34,30 +34,12 @@ struct StorageFile {
   char uuid[32];
   uint64_t memory;
   char folder[kMaxFolder];
-  uint32_t buffers;
+  uint32_t file_bytes;
   uint32_t crc;
 };
 static_assert(sizeof(StorageFile) <= kPageBytes);
 
-// Bytes per row in memory in addition to its planes: index entries (16 bytes, in segments that are
-// two fifths to four fifths full), free row, count of uses, the step for which it is announced, and
-// its part of a step's undo log.
-constexpr uint64_t kRowBytes = 58;
-constexpr uint64_t kIndexBytes = 12;  // per row that is or was on disk
-// Memory of reads and writes: 3/32 of a table's memory, from 1.5 to 12 MiB, which are 12 of its
-// buffers (RecordLayout::buffer_bytes). Two appends and a slice of compaction take 3, queued copies
-// 4. Of the rest, 4 MiB in a large table, the process's threads read (tier/io_threads.h).
-constexpr uint64_t kBufferParts = 3, kBufferShare = 32;
-constexpr uint64_t kLeastBuffers = 3u << 19, kMostBuffers = 12u << 20;
-// A part of the rest stays free, up to a maximum: for the margin within a memory limit
-// (os/storage_budget.h), page tables, and what malloc keeps.
-constexpr uint64_t kSpareShare = 32;
-constexpr uint64_t kMostSpare = 32u << 20;
-// A sixth of what is left holds records that were read: those of a step, and staged ones.
-constexpr uint64_t kCacheShare = 6;
 constexpr uint64_t kLeastRows = 64;
-constexpr uint64_t kMostFileBytes = 64u << 20;
-constexpr uint64_t kLeastFileBytes = 1u << 20;
 // The most bytes of a log, in tenths of the bytes of its live records (tier/compaction.h).
 constexpr uint64_t kLogTenths = 16;
 
@@ -167,43 +149,7 @@ Status WriteOwner(const std::string& folder, const std::string& uuid, const std:
   return ErrnoError("cannot write", path);
 }
 
-uint64_t BufferBytes(uint64_t memory) {
-  return std::clamp(memory / kBufferShare * kBufferParts, kLeastBuffers, kMostBuffers);
-}
-
-// Returns the memory of which `usable` bytes are left for other things than buffers.
-uint64_t WithBuffers(uint64_t usable) {
-  const uint64_t left = kBufferShare - kBufferParts;
-  const uint64_t in_parts = (usable + left) / left * kBufferShare;
-  return std::clamp(in_parts, usable + kLeastBuffers, usable + kMostBuffers);
-}
-
 }  // namespace
-
-MemoryPlan PlanMemory(const TieredStorage& storage, uint64_t row_bytes, uint64_t most_rows) {
-  MemoryPlan plan;
-  const uint64_t buffers = storage.buffers > 0 ? storage.buffers : BufferBytes(storage.memory);
-  uint64_t usable = storage.memory - std::min(storage.memory, buffers);
-  usable -= std::min(usable / kSpareShare, kMostSpare);
-  plan.cache_bytes = usable / kCacheShare;
-  const uint64_t left = usable - plan.cache_bytes;
-  const uint64_t each = row_bytes + kRowBytes;
-  // A row in memory keeps its place in the index of the rows on disk, because all rows may have to
-  // move to the disk (GroupWriter::BindOptimizer).
-  const uint64_t index = most_rows == 0 ? left / 4 : std::min(most_rows * kIndexBytes, left);
-  plan.rows = (left - index) / each;
-  plan.rows_in_all = index / kIndexBytes;
-  if (most_rows > 0) plan.rows = std::min(plan.rows, most_rows);
-  return plan;
-}
-
-uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows) {
-  const uint64_t each = row_bytes + kRowBytes;
-  const uint64_t left =
-      most_rows == 0 ? (rows * each + 2) / 3 * 4 + 16 : most_rows * kIndexBytes + rows * each;
-  const uint64_t usable = left / (kCacheShare - 1) * kCacheShare + kCacheShare * kCacheShare;
-  return WithBuffers(usable + std::min(usable / (kSpareShare - 1) + 1, kMostSpare));
-}
 
 Status ValidateStorage(const TableConfig& config) {
   const TieredStorage& storage = config.storage;
@@ -281,7 +227,7 @@ Status CreateStorage(const std::string& table, const TableConfig& config) {
   content.folder_bytes = static_cast<uint32_t>(storage.folder.size());
   config.uuid.copy(content.uuid, sizeof(content.uuid));
   content.memory = storage.memory;
-  content.buffers = static_cast<uint32_t>(BufferBytes(storage.memory));
+  content.file_bytes = static_cast<uint32_t>(FileBytes(storage));
   storage.folder.copy(content.folder, sizeof(content.folder));
   content.crc = HeaderCrc(content);
   auto file = MappedFile::Create(ConfigPath(table), kPageBytes, kPageBytes);
@@ -313,8 +259,8 @@ Result<TieredStorage> LoadStorage(const std::string& table, const std::string& u
                    std::string(content.uuid, sizeof(content.uuid)), ", and its path has ",
                    content.folder_bytes, " bytes");
   }
-  const uint64_t buffers = content.version == 1 ? kBuffersOfVersion1 : content.buffers;
-  return TieredStorage{std::string(content.folder, content.folder_bytes), content.memory, buffers};
+  return TieredStorage{std::string(content.folder, content.folder_bytes), content.memory,
+                       content.file_bytes, content.version == 1 ? kBuffersOfVersion1 : 0};
 }
 
 namespace {
@@ -350,9 +296,9 @@ void RemoveStorage(const std::string& table) {
 // --- Stores. ---
 
 RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list) {
-  const uint64_t bytes = std::clamp(config.storage.memory / 16, kLeastFileBytes, kMostFileBytes);
   const size_t payload = RowRecords(list).bytes();
-  return RecordLayout(config.uuid, payload, std::max<size_t>(bytes, 16 * (payload + 64)));
+  return RecordLayout(config.uuid, payload,
+                      std::max<size_t>(FileBytes(config.storage), 16 * (payload + 64)));
 }
 
 namespace {

@@ -1,7 +1,7 @@
-// The files of a tiered table's rows on disk, and how the table's memory is divided.
+// The files of a tiered table's rows on disk.
 //
-//   <table>/records.config           the folder on disk, the memory and its part for buffers,
-//                                    which never change
+//   <table>/records.config           the folder on disk, the memory and the size of the log's
+//                                    files, which never change
 //   <table>/records.<generation>/    index and moves of the records (tier/record_store.h)
 //   <folder>/table                   which table owns the folder
 //   <folder>/<generation>/           the log
@@ -14,24 +14,12 @@
 #include <string>
 
 #include "core/base/status.h"
+#include "core/table/memory_plan.h"
 #include "core/table/planes.h"
 #include "core/table/table_config.h"
 #include "core/tier/record_store.h"
 
 namespace tsps {
-
-// The parts of a table's memory.
-struct MemoryPlan {
-  uint64_t rows = 0;         // rows in memory
-  uint64_t rows_in_all = 0;  // all rows whose places on disk fit into memory
-  uint64_t cache_bytes = 0;  // for records that were read or are staged
-};
-// Returns how the memory of a storage is divided, for rows of `row_bytes` in all planes.
-// `most_rows` is the most that the table can have; 0: any number, and then a quarter of the memory
-// is reserved for the places of rows on disk.
-MemoryPlan PlanMemory(const TieredStorage& storage, uint64_t row_bytes, uint64_t most_rows);
-// Returns the least memory that can hold `rows` rows.
-uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows);
 
 // Returns InvalidArgument if the folder is not an absolute path, or the memory is too small; the
 // message has the memory that is needed.

@@ -10,6 +10,7 @@ namespace {
 
 constexpr rlim_t kLeast = 4, kMost = 128;
 constexpr rlim_t kShare = 16;  // of the process's descriptors
+constexpr size_t kMostChecked = 1 << 16;
 
 size_t Limit() {
   rlimit descriptors;
@@ -23,6 +24,7 @@ OpenRecordFiles::OpenRecordFiles(const std::string& folder, const RecordLayout& 
     : folder_(folder), layout_(layout), limit_(Limit()) {}
 
 Result<std::shared_ptr<RecordFile>> OpenRecordFiles::Get(uint32_t number) {
+  RecordFile::Inode checked;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto entry = by_number_.find(number);
@@ -34,10 +36,12 @@ Result<std::shared_ptr<RecordFile>> OpenRecordFiles::Get(uint32_t number) {
       }
       ForgetLocked(number);
     }
+    const auto known = checked_.find(number);
+    if (known != checked_.end()) checked = known->second;
   }
   // Other threads open other files meanwhile.
   TSPS_ASSIGN_OR_RETURN(std::shared_ptr<RecordFile> file,
-                        RecordFile::Open(folder_, number, layout_));
+                        RecordFile::Open(folder_, number, layout_, &checked));
   Put(file);
   return file;
 }
@@ -48,6 +52,9 @@ void OpenRecordFiles::Put(std::shared_ptr<RecordFile> file) {
   files_.push_front(std::move(file));
   by_number_[files_.front()->id().number] = files_.begin();
   if (files_.size() > limit_) ForgetLocked(files_.back()->id().number);
+  // Most numbers are of files that were removed long ago.
+  if (checked_.size() >= kMostChecked) checked_.clear();
+  checked_[files_.front()->id().number] = files_.front()->inode();
 }
 
 void OpenRecordFiles::Forget(uint32_t number) {

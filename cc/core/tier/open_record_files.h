@@ -21,7 +21,8 @@ class OpenRecordFiles {
  public:
   OpenRecordFiles(const std::string& folder, const RecordLayout& layout);
 
-  // Returns a file that exists at this moment. NotFound: there is none with this number.
+  // Returns a file that exists at this moment, of which the number in its id is valid. The header
+  // of a file is read once. NotFound: there is none with this number.
   Result<std::shared_ptr<RecordFile>> Get(uint32_t number);
   // Takes a file that was just created.
   void Put(std::shared_ptr<RecordFile> file);
@@ -40,6 +41,7 @@ class OpenRecordFiles {
   std::mutex mutex_;
   Files files_;  // the last one that was used first
   std::unordered_map<uint32_t, Files::iterator> by_number_;
+  std::unordered_map<uint32_t, RecordFile::Inode> checked_;  // files whose header was read
 };
 
 }  // namespace tsps

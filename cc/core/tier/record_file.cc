@@ -114,8 +114,8 @@ RecordLayout::RecordLayout(std::string uuid, size_t payload, size_t file_bytes)
 
 size_t RecordLayout::offset(uint32_t slot) const { return kHeaderBytes + slot * record_bytes; }
 
-size_t RecordLayout::buffer_bytes() const {
-  return std::clamp(file_end() / 8, kLeastBuffer, kMostBuffer);
+size_t RecordLayout::BufferBytesFor(size_t file_bytes) {
+  return std::clamp(file_bytes / 8, kLeastBuffer, kMostBuffer);
 }
 
 uint32_t RecordLayout::SlotOnNewPage(uint32_t slot) const {
@@ -192,7 +192,8 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Create(const std::string& folder
 }
 
 Result<std::shared_ptr<RecordFile>> RecordFile::Open(const std::string& folder, uint32_t number,
-                                                     const RecordLayout& layout) {
+                                                     const RecordLayout& layout,
+                                                     const Inode* checked) {
   const std::string path = PathOf(folder, number);
   const int fd = OpenPastCache(path, O_RDONLY);
   if (fd < 0) return ErrnoError("cannot open", path);
@@ -204,6 +205,10 @@ Result<std::shared_ptr<RecordFile>> RecordFile::Open(const std::string& folder, 
                  " is not a regular file of this user. Nothing was read from it, because another "
                  "user could change it. Give the table a storage folder that only this user can "
                  "write");
+  }
+  file->inode_ = {info.st_dev, info.st_ino};
+  if (checked != nullptr && checked->device == info.st_dev && checked->number == info.st_ino) {
+    return file;
   }
   if (info.st_size < static_cast<off_t>(kHeaderBytes)) {
     return Damaged(path, "it has ", info.st_size, " bytes. A header has ", kHeaderBytes);

@@ -11,6 +11,8 @@
 #ifndef TFSPS_CORE_TIER_RECORD_FILE_H_
 #define TFSPS_CORE_TIER_RECORD_FILE_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,9 +33,10 @@ struct RecordLayout {
 
   size_t offset(uint32_t slot) const;  // of a record in its file
   size_t file_end() const { return offset(static_cast<uint32_t>(records_per_file)); }
-  // The most bytes of one write, and of a slice that compaction copies, unless a record is larger:
-  // an eighth of a file, from 128 KiB to 1 MiB.
-  size_t buffer_bytes() const;
+  // The most bytes of one write, and of a slice that compaction copies, unless a record is larger.
+  size_t buffer_bytes() const { return BufferBytesFor(file_end()); }
+  // An eighth of a file, from 128 KiB to 1 MiB.
+  static size_t BufferBytesFor(size_t file_bytes);
   // Returns the first slot whose bytes begin on a page that no record before `slot` reaches.
   uint32_t SlotOnNewPage(uint32_t slot) const;
 
@@ -74,9 +77,17 @@ class RecordFile {
                                                     const RecordFileId& id,
                                                     const RecordLayout& layout,
                                                     const std::string& space = "");
+  // Tells a file from others that exist at the same time.
+  struct Inode {
+    dev_t device = 0;
+    ino_t number = 0;
+  };
   // Opens a file to read. DataLoss, naming the path: the file does not belong to this log.
+  // `checked`, if it is not null, is a file that has passed this check: its header is not read
+  // again, and the result has no id but its number.
   static Result<std::shared_ptr<RecordFile>> Open(const std::string& folder, uint32_t number,
-                                                  const RecordLayout& layout);
+                                                  const RecordLayout& layout,
+                                                  const Inode* checked = nullptr);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
@@ -90,6 +101,7 @@ class RecordFile {
 
   const std::string& path() const { return path_; }
   const RecordFileId& id() const { return id_; }
+  const Inode& inode() const { return inode_; }
   // Removes the name of a file. Processes that have the file open can still read it.
   static Status Remove(const std::string& folder, uint32_t number);
   Result<uint64_t> Bytes() const;
@@ -101,6 +113,7 @@ class RecordFile {
   const std::string path_;
   const int fd_;
   RecordFileId id_;
+  Inode inode_;
 };
 
 }  // namespace tsps

@@ -66,6 +66,8 @@ class RecordLog {
   Result<PageBuffer> ReadSlots(uint32_t number, uint32_t slot, uint32_t n, const VisitPlace& visit);
   // Returns a file, opened. NotFound: there is none with this number.
   Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number) { return open_.Get(number); }
+  // Returns what the header of a file says. NotFound: there is none with this number.
+  Result<RecordFileId> IdOf(uint32_t number) const;
   // Returns the bytes of all files, for which it looks at each of them.
   uint64_t bytes() const;
 

@@ -27,8 +27,7 @@ Result<std::unique_ptr<RecordScan>> RecordScan::Begin(RecordStore& store, uint32
 Result<uint32_t> RecordScan::SlotsOfState(uint32_t file) {
   const auto known = slots_of_state_.find(file);
   if (known != slots_of_state_.end()) return known->second;
-  TSPS_ASSIGN_OR_RETURN(const auto opened, store_.log_->FileOf(file));
-  const RecordFileId& id = opened->id();
+  TSPS_ASSIGN_OR_RETURN(const RecordFileId id, store_.log_->IdOf(file));
   auto slots = static_cast<uint32_t>(store_.log_->layout().records_per_file);
   if (id.kind == RecordKind::kRows && id.sequence >= state_.last_sequence) {
     slots = id.sequence == state_.last_sequence ? state_.last_slot + 1 : 0;

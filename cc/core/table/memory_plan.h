@@ -1,0 +1,29 @@
+// How the memory of a tiered table is divided.
+#ifndef TFSPS_CORE_TABLE_MEMORY_PLAN_H_
+#define TFSPS_CORE_TABLE_MEMORY_PLAN_H_
+
+#include <cstdint>
+
+#include "core/table/table_config.h"
+
+namespace tsps {
+
+// The parts of a table's memory.
+struct MemoryPlan {
+  uint64_t rows = 0;         // rows in memory
+  uint64_t rows_in_all = 0;  // all rows whose places on disk fit into memory
+  uint64_t cache_bytes = 0;  // for records that were read or are staged
+};
+// Returns how the memory of a storage is divided, for rows of `row_bytes` in all planes.
+// `most_rows` is the most that the table can have; 0: any number, and then a quarter of the memory
+// is reserved for the places of rows on disk.
+MemoryPlan PlanMemory(const TieredStorage& storage, uint64_t row_bytes, uint64_t most_rows);
+// Returns the least memory that can hold `rows` rows.
+uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows);
+// Returns the bytes of a file of records: a sixteenth of the memory, from 1 to 64 MiB, unless the
+// storage says another number.
+uint64_t FileBytes(const TieredStorage& storage);
+
+}  // namespace tsps
+
+#endif  // TFSPS_CORE_TABLE_MEMORY_PLAN_H_
