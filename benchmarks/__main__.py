@@ -46,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--engines", action="store_true", help="the suite ranks: compare ranks connected by TensorFlow and by Horovod"
     )
+    parser.add_argument(
+        "--long", action="store_true", help="the suite tiers: train one table for 15 minutes; see what grows with time"
+    )
     parser.add_argument("--json", type=Path, help="the file to write (default: build/benchmarks/SUITES.json)")
     parser.add_argument(
         "--against",
@@ -99,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.peer_python,
         arguments.peers,
         arguments.engines,
+        arguments.long,
         harness.Cluster(
             arguments.hosts,
             arguments.ranks_per_host,
@@ -108,6 +112,8 @@ def main(argv: list[str] | None = None) -> int:
         ),
     )
 
+    if arguments.long and (chosen != ["tiers"] or arguments.against):
+        parser.error("--long goes with the suite tiers alone, and not with --against")
     with_peers = (*peers.PEERS, "jobs")
     if arguments.peers and (len(chosen) != 1 or chosen[0] not in with_peers or arguments.against):
         parser.error(f"--peers goes with one of the suites {', '.join(with_peers)}, and not with --against")

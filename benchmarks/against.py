@@ -38,7 +38,7 @@ from tqdm import tqdm
 from benchmarks import harness
 from benchmarks.turns import Baton
 
-SUITES = ("kernels", "layers", "step", "cluster", "ranks")  # the suites that take turns
+SUITES = ("kernels", "layers", "step", "cluster", "ranks", "tiers")  # the suites that take turns
 _ROOT = Path(__file__).absolute().parents[1]
 VALID = 0.15  # the largest valid distance of the control from 1
 _CLOSE_S = 60.0

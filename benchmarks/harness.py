@@ -61,6 +61,7 @@ class Options:
         peer_python: The interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
         peers: Whether the suite `jobs` trains with other frameworks, too.
         engines: Whether the suite `ranks` compares the libraries that connect our ranks.
+        long: Whether the suite `tiers` trains one table for 15 minutes.
         cluster: The options of the suite `cluster`.
         turns: Waits for this process's turn before each block; None: no other process measures.
     """
@@ -71,6 +72,7 @@ class Options:
     peer_python: str | None = None
     peers: bool = False
     engines: bool = False
+    long: bool = False
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     turns: Turns | None = None
 

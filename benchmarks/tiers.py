@@ -13,6 +13,9 @@ model. Jobs take turns:
 The mapped job and the tiered one have a memory limit: 1 GiB, plus what the tiered job takes in addition to its table.
 The suite measures the latter with a tiered job that has memory for all rows and begins empty. The limit needs root and
 control groups. Where these are missing, the suite runs only the tiered job and the one in memory.
+
+Comparisons with another tree (`--against`) have the tiered job alone, with fewer passes. `--long` runs another case:
+see `benchmarks.tiers_long`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import numpy as np
 from tqdm import tqdm
 
 import tf_sparse_ps
-from benchmarks import disk_rates, harness, memory_limit
+from benchmarks import disk_rates, harness, memory_limit, tiers_long
 from benchmarks.job_sizes import EXPONENT
 
 _PACKAGE = Path(tf_sparse_ps.__file__).absolute().parents[1]
@@ -58,11 +61,16 @@ class _Sizes:
 
 _FULL = _Sizes(20_000_000, 106_496, _GIB, (0, 8, 32, 64), (0.02, 0.05), _SETTLE)
 _QUICK = _Sizes(600_000, 4096, 64 << 20, (0, 8), (0.005,), 8, 64 << 20)
+_AGAINST_PASSES, _AGAINST_COMPUTE_S = (0, 32), (0.02,)  # three processes have a table, and all of them take turns
 
 
 def run(options: harness.Options) -> list[harness.Result]:
     """Measures times of steps, their reads from the disk, and the disk's own rates."""
+    if options.long:
+        return tiers_long.run(options)
     sizes = _QUICK if options.quick else _FULL
+    if options.turns:
+        return _in_turns(sizes, options)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tsps-tiers-", dir="/var/tmp")))
         rates = disk_rates.measure(folder, quick=options.quick)
@@ -75,9 +83,21 @@ def run(options: harness.Options) -> list[harness.Result]:
         jobs["with room"] = stack.enter_context(
             _Job(folder, "tiered", sizes, options.threads, limit=None, memory=sizes.rows * _BYTES_WITH_ROOM)
         )
-        answers = _take_turns(jobs, sizes, batches, options.blocks)
+        answers = _take_turns(jobs, sizes, batches, options)
         peaks = {storage: jobs[storage].peak for storage in jobs}
     return [*_disk(rates), *_report(answers, sizes), *_memory(peaks, limit, sizes)]
+
+
+def _in_turns(sizes: _Sizes, options: harness.Options) -> list[harness.Result]:
+    """Measures the tiered job alone, in a comparison with another tree."""
+    if not options.quick:
+        sizes = dataclasses.replace(sizes, passes=_AGAINST_PASSES, compute_s=_AGAINST_COMPUTE_S)
+    with tempfile.TemporaryDirectory(prefix="tsps-tiers-", dir="/var/tmp") as name:
+        folder = Path(name)
+        with _Job(folder, "tiered", sizes, options.threads, limit=None) as job:
+            answers = _take_turns({"tiered": job}, sizes, _Batches(folder, sizes), options)
+    # Other figures may be zero, of which there is no ratio.
+    return [result for result in _report(answers, sizes) if result.case.startswith("step, ")]
 
 
 class _Batches:
@@ -188,7 +208,7 @@ def _limit(folder: Path, sizes: _Sizes, threads: int, batches: _Batches) -> int 
 
 
 def _take_turns(
-    jobs: Mapping[str, _Job], sizes: _Sizes, batches: _Batches, blocks: int
+    jobs: Mapping[str, _Job], sizes: _Sizes, batches: _Batches, options: harness.Options
 ) -> dict[tuple[str, float], list[dict[str, Any]]]:
     """Returns the jobs' answers, by variant and computing time."""
     variants = {"memory": ("memory", 0), "mapped": ("mapped", 0)}
@@ -197,9 +217,11 @@ def _take_turns(
     variants = {name: variant for name, variant in variants.items() if variant[0] in jobs}
     jobs["tiered"](files=batches.take(sizes.settle), ahead=sizes.passes[-1], compute_s=0.0, skip=0, steps=sizes.settle)
     answers_by_case: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    total = blocks * len(variants) * len(sizes.compute_s)
+    total = options.blocks * len(variants) * len(sizes.compute_s)
     with tqdm(total=total, desc="tiers", unit=" blocks", delay=2, disable=None) as bar:
-        for turn in range(blocks):
+        for turn in range(options.blocks):
+            if options.turns:
+                options.turns.next()
             for compute_s in sizes.compute_s:
                 for name in variants if turn % 2 == 0 else reversed(variants):
                     storage, ahead = variants[name]
@@ -225,7 +247,7 @@ def _report(
             name: [statistics.fmean(answer["times"]) * 1e3 for answer in answers] for name, answers in blocks.items()
         }
         case = f"step, {label}, {compute_s * 1e3:.0f} ms computing"
-        results += harness.summarize("tiers", case, times, peer="memory", unit="ms")
+        results += harness.summarize("tiers", case, times, peer="memory" if "memory" in times else None, unit="ms")
         if "mapped" in times:
             results += harness.summarize("tiers", case + ", against mapped", times, peer="mapped", unit="ms")
         tiered = {name: answers for name, answers in blocks.items() if name not in ("memory", "mapped", "with room")}

@@ -143,7 +143,7 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_suites_without_turns_are_refused(suites: list[str], received: str) -> None:
     done = benchmarks(*suites, "--against", str(ROOT))
     assert done.returncode == 2
-    assert "--against needs suites that have turns: kernels, layers, step, cluster, ranks." in done.stderr
+    assert "--against needs suites that have turns: kernels, layers, step, cluster, ranks, tiers." in done.stderr
     assert done.stderr.endswith(f"Received: {received}\n")
 
 

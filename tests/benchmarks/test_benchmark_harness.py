@@ -169,6 +169,22 @@ def test_tiers_suite_runs_with_small_sizes(tmp_path: Path) -> None:
     assert late["on demand"] > late["ahead 8"], late
 
 
+@pytest.mark.nightly
+def test_long_case_of_tiers_runs_with_small_sizes(tmp_path: Path) -> None:
+    done = benchmarks("tiers", "--long", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = {r["variant"]: r["median"] for r in json.loads((tmp_path / "r.json").read_text())["results"]}
+    assert results["step, median"] > 0
+    assert results["files / live bytes, highest"] > 1
+    assert {"10 files", "100 files", "1,000 files"} <= set(results)
+
+
+def test_long_case_of_other_suites_is_refused() -> None:
+    done = benchmarks("step", "--long")
+    assert done.returncode == 2
+    assert "--long goes with the suite tiers alone" in done.stderr
+
+
 def test_variant_that_makes_no_sense_is_refused() -> None:
     done = benchmarks("cluster", "--variant", "mine")
     assert done.returncode == 2

@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from mounts import mounted
 from store_support import PACKAGE_PARENT, ones
 
 from tf_sparse_ps import optimizers
@@ -23,20 +24,6 @@ from tf_sparse_ps.table import Table
 
 MEMORY = 1_770_000  # 1.5 MiB are buffers
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
-
-
-@contextlib.contextmanager
-def mounted(folder: str, options: str) -> Iterator[Path]:
-    """A file system in memory, mounted at `<folder>/mounted`."""
-    path = Path(folder) / "mounted"
-    path.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def numbers(error: pytest.ExceptionInfo[NoSpaceError]) -> list[int]:

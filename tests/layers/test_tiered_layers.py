@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -14,6 +16,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from layer_support import FOLDER, PACKAGE_PARENT, functional, keras
+from lookahead_support import table_of
+from mounts import mounted
 
 import tf_sparse_ps as tsps
 
@@ -143,6 +147,39 @@ def test_a_batch_that_memory_has_no_room_for(disk: tsps.Tiered) -> None:
     model.compile(tsps.DistributedOptimizer("adagrad"), "mse")
     with pytest.raises(Exception, match=r"a change of \d+ rows at once, and memory of 1610000 bytes has room for"):
         model.fit(*data(1, 400), batch_size=400, verbose=0)
+
+
+def test_a_full_disk_ends_fit_and_the_process_goes_on_when_there_is_space(tmp_path: Path) -> None:
+    batch = 8000
+    with mounted(tmp_path, "size=8m") as path:
+        model = functional(tsps.Embedding(None, DIM, storage=tsps.Tiered(path, "6MB")))
+        model.compile(tsps.DistributedOptimizer("adagrad"), "mse")
+
+        def fit(model: keras.Model, batches: int) -> None:
+            ids = model.optimizer.iterations.numpy() * batch + np.arange(batches * batch)  # each batch has other ids
+            model.fit(np.repeat(ids, 3).reshape(-1, 3), np.ones(len(ids), np.float32), batch, shuffle=False, verbose=0)
+
+        fit(model, 4)
+        before = model.optimizer.statistics()["disk_errors"]
+        with (path / "others").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(2**12))
+        with pytest.raises(
+            Exception, match=r"records.*bytes of rows were to be written, and the disk has \d+ bytes free"
+        ):
+            fit(model, 100)
+        steps = int(model.optimizer.iterations.numpy())
+        table = table_of(model)
+        assert table.step == steps < 104
+        assert len(table) == steps * batch
+        assert model.optimizer.statistics()["disk_errors"] > before
+        (path / "others").unlink()
+        fit(model, 4)
+        assert table.step == steps + 4
+        assert len(table) == (steps + 4) * batch
+        assert table.verify().ok
+        del model, table
+        gc.collect()
 
 
 @pytest.mark.parametrize(

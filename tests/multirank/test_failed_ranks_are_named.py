@@ -69,7 +69,7 @@ IN_STEP = rf"of step ({AT_STEP}|{AT_STEP + 1})"  # a rank whose gradients are de
 IN_OPERATION = rf"ranks have waited \d+ s in operation 'tsps\.0\.[\w.]+' {IN_STEP} (\(line [^;]*\) )?"
 # On a busy machine another rank may not have answered. Then it is counted, and named, as another missing rank.
 WAITED = (
-    rf"(3 of 4 {IN_OPERATION}|2 of 4 {IN_OPERATION}for rank [013] of node \d \(pid \d+\), [^;]*; )"
+    rf"(3 of 4 {IN_OPERATION}|2 of 4 {IN_OPERATION}(for rank [01] of node \d \(pid \d+\), [^;]*; )?)"
     rf"for rank 2 of node {{node}} \(pid {PID}\), "
 )
 # TensorFlow notices by itself that a rank is stopped, after ten seconds. On a busy machine the ranks may be slower.
