@@ -39,26 +39,19 @@ class _Anonymous:
     """Watches the anonymous memory of this process, and measures its growth."""
 
     def __init__(self) -> None:
-        self._began, self._most, self._end = _anonymous(), 0, threading.Event()
+        self._began, self._most, self._end = harness.anonymous_bytes(), 0, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         while not self._end.wait(0.01):
-            self._most = max(self._most, _anonymous())
+            self._most = max(self._most, harness.anonymous_bytes())
 
     def grown_mib(self) -> float:
         """Stops watching; returns the most growth."""
         self._end.set()
         self._thread.join()
         return max(0, self._most - self._began) / 2**20
-
-
-def _anonymous() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no RssAnon")
 
 
 def run(options: harness.Options) -> list[harness.Result]:

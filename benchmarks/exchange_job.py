@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
+from benchmarks import harness
 from tf_sparse_ps.collectives.horovod_setup import FUSION_BYTES
 from tf_sparse_ps.reduction import handshake, node_exchange, sparse_gradient, sparse_reducers
 
@@ -26,7 +27,7 @@ class _AnonymousMemory:
     """The largest anonymous memory of this process inside a `with` block, and the memory before it; in bytes."""
 
     def __enter__(self) -> _AnonymousMemory:
-        self.before = self.peak = _anonymous()
+        self.before = self.peak = harness.anonymous_bytes()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
@@ -38,7 +39,7 @@ class _AnonymousMemory:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.005):
-            self.peak = max(self.peak, _anonymous())
+            self.peak = max(self.peak, harness.anonymous_bytes())
 
 
 def main() -> None:
@@ -87,13 +88,6 @@ def main() -> None:
     everywhere = ranks.allgather_object(figures, "bench.figures")
     if ranks.rank == 0:
         options.out.write_text(json.dumps(everywhere))
-
-
-def _anonymous() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no RssAnon")
 
 
 if __name__ == "__main__":

@@ -206,6 +206,14 @@ def normal_gradients(*shape: int) -> list[NDArray[np.float32]]:
     return [draw.normal(0, 1e-3, shape).astype(np.float32) for _ in range(3)]
 
 
+def anonymous_bytes() -> int:
+    """Returns the bytes of memory of this process that are no files."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no RssAnon")
+
+
 def quartile(blocks: Sequence[float], unit: str) -> float:
     """Returns the better quartile: the lower one of times and sizes, the upper one of rates (units that end in /s)."""
     if len(blocks) == 1:

@@ -128,7 +128,7 @@ def _long(load: _Load, seconds: float, ignored: float, case: str) -> list[harnes
             if now - last >= 1.0:
                 stats = load.stats()
                 share = stats["bytes_on_disk"] / stats["live_bytes_on_disk"]
-                samples.append((share, len(os.listdir("/proc/self/fd")), _private_bytes()))
+                samples.append((share, len(os.listdir("/proc/self/fd")), harness.anonymous_bytes()))
                 bar.update(int(now - began) - bar.n)
                 last = now
     shares, descriptors, memory = zip(*samples, strict=True)
@@ -150,12 +150,6 @@ def _long(load: _Load, seconds: float, ignored: float, case: str) -> list[harnes
 def _spread(times: Sequence[float]) -> float:
     """Returns the 99th percentile, divided by the median."""
     return statistics.quantiles(times, n=100)[98] / statistics.median(times)
-
-
-def _private_bytes() -> int:
-    """Returns the bytes of memory that only this process has."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) << 10
 
 
 def _numbers_of_files(

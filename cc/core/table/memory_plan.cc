@@ -16,9 +16,6 @@ constexpr uint64_t kIndexBytes = 12;  // per row that is or was on disk
 // compaction take 3, queued copies 4. The rest, 5 MiB in a large table, is for the process's
 // threads that read (tier/io_threads.h).
 constexpr uint64_t kBuffers = 12;
-// For tables that choose the size of their files, this is 3/32 of their memory, from 1.5 to 12 MiB.
-constexpr uint64_t kBufferParts = 3, kBufferShare = 32;
-constexpr uint64_t kLeastBuffers = 3u << 19, kMostBuffers = 12u << 20;
 // A part of the rest stays free, up to a maximum: for the margin within a memory limit
 // (os/storage_budget.h), page tables, and what malloc keeps.
 constexpr uint64_t kSpareShare = 32;
@@ -34,11 +31,14 @@ uint64_t BufferBytes(const TieredStorage& storage) {
   return kBuffers * RecordLayout::BufferBytesFor(FileBytes(storage));
 }
 
-// Returns the memory of which `usable` bytes are left for other things than buffers.
+// Returns the memory of which `usable` bytes are left for other things than buffers. They grow with
+// the memory, and more slowly.
 uint64_t WithBuffers(uint64_t usable) {
-  const uint64_t left = kBufferShare - kBufferParts;
-  const uint64_t in_parts = (usable + left) / left * kBufferShare;
-  return std::clamp(in_parts, usable + kLeastBuffers, usable + kMostBuffers);
+  TieredStorage storage{"", usable};
+  while (storage.memory < usable + BufferBytes(storage)) {
+    storage.memory = usable + BufferBytes(storage);
+  }
+  return storage.memory;
 }
 
 }  // namespace

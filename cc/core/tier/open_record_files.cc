@@ -46,6 +46,13 @@ Result<std::shared_ptr<RecordFile>> OpenRecordFiles::Get(uint32_t number) {
   return file;
 }
 
+Result<RecordFileId> OpenRecordFiles::IdOf(uint32_t number) {
+  TSPS_ASSIGN_OR_RETURN(std::shared_ptr<RecordFile> file,
+                        RecordFile::Open(folder_, number, layout_));
+  Put(file);
+  return file->id();
+}
+
 void OpenRecordFiles::Put(std::shared_ptr<RecordFile> file) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ForgetLocked(file->id().number);

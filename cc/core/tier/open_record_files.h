@@ -24,6 +24,8 @@ class OpenRecordFiles {
   // Returns a file that exists at this moment, of which the number in its id is valid. The header
   // of a file is read once. NotFound: there is none with this number.
   Result<std::shared_ptr<RecordFile>> Get(uint32_t number);
+  // Returns what the header of a file says, and keeps the file open. NotFound: as in Get.
+  Result<RecordFileId> IdOf(uint32_t number);
   // Takes a file that was just created.
   void Put(std::shared_ptr<RecordFile> file);
   void Forget(uint32_t number);

@@ -153,11 +153,6 @@ Status RecordLog::Read(const uint32_t* places, size_t n, bool urgent, const Visi
   return status;
 }
 
-Result<RecordFileId> RecordLog::IdOf(uint32_t number) const {
-  TSPS_ASSIGN_OR_RETURN(const auto file, RecordFile::Open(folder_, number, layout_));
-  return file->id();
-}
-
 Result<PageBuffer> RecordLog::ReadSlots(uint32_t number, uint32_t slot, uint32_t n,
                                         const VisitPlace& visit) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<RecordFile> file, FileOf(number));

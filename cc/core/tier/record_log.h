@@ -67,7 +67,7 @@ class RecordLog {
   // Returns a file, opened. NotFound: there is none with this number.
   Result<std::shared_ptr<RecordFile>> FileOf(uint32_t number) { return open_.Get(number); }
   // Returns what the header of a file says. NotFound: there is none with this number.
-  Result<RecordFileId> IdOf(uint32_t number) const;
+  Result<RecordFileId> IdOf(uint32_t number) { return open_.IdOf(number); }
   // Returns the bytes of all files, for which it looks at each of them.
   uint64_t bytes() const;
 
