@@ -35,6 +35,7 @@ from twins import (
 import tf_sparse_ps as tsps
 
 TYPES = "id types"
+STRINGS = "ids that are strings"
 CAST = "the same through a `keras.Input` of an integer type, or a Sequential"
 INITIALIZERS = "`embeddings_initializer`: zeros, ones, constant, uniform, normal, truncated normal"
 SCALED = "glorot, he, lecun, VarianceScaling"
@@ -113,7 +114,29 @@ def _ids_refused(name: str, words: str, ids: Callable[[], Any]) -> None:
 _ids_refused("beyond_int64", "int64|9223372036854775808", lambda: tf.constant([2**63], tf.uint64))
 _ids_refused("floats", "integers|integer", lambda: tf.constant([1.5]))
 _ids_refused("booleans", "integers|integer", lambda: tf.constant([True]))
-_ids_refused("strings", "integers|integer", lambda: tf.constant(["a"]))
+
+
+@works("layers", STRINGS)
+def strings_train_like_their_fingerprints(rank: Any) -> None:
+    words = np.array([f"word {number}" * (number + 1) for number in range(ROWS)], object)[IDS[rank.rank]]
+    ids = {"string": tf.constant(words), "int64": tf.constant(tsps.keys.fingerprint(words))}
+    models = {dtype: model(tsps.Embedding(None, DIM, "zeros"), dtype=dtype) for dtype in ids}
+    for dtype, one_model in models.items():
+        for layer, like in zip(one_model.layers[2:], models["string"].layers[2:], strict=True):
+            layer.set_weights(like.get_weights())
+        one_model.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
+        one_model.fit(ids[dtype], TARGETS[rank.rank], batch_size=BATCH, verbose=0, shuffle=False)
+    of_strings, of_integers = (models[dtype].layers[1].bindings[0].reader() for dtype in ids)
+    assert len(of_strings) == ROWS
+    keys = np.sort(of_strings.keys())
+    rows = of_strings.lookup(keys)
+    np.testing.assert_array_equal(rows, of_integers.lookup(keys))
+    rank.same(rows.tolist())
+
+
+@refused("layers", "strings as ids of a bounded vocabulary", "StringLookup")
+def strings_in_a_bounded_vocabulary(rank: Any) -> None:
+    model(tsps.Embedding(ROWS, DIM), dtype="string")
 
 
 @refused("layers", CAST, "float")

@@ -66,9 +66,9 @@ def policy(name: str) -> Iterator[None]:
         set_policy("float32")
 
 
-def model(layer: Any, *, activation: str = "tanh") -> Any:
+def model(layer: Any, *, activation: str = "tanh", dtype: str = "int64") -> Any:
     """Returns a model: ids[batch, 3] -> layer -> one output."""
-    ids = keras.layers.Input((3,), dtype="int64")
+    ids = keras.layers.Input((3,), dtype=dtype)
     hidden = keras.layers.Dense(4, activation=activation)(keras.layers.Flatten()(layer(ids)))
     return keras.Model(ids, keras.layers.Dense(1)(hidden))
 

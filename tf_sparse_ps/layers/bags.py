@@ -28,28 +28,30 @@ class Bags:
     restore: Callable[[tf.Tensor], Any]
 
 
-def from_inputs(inputs: Any, weights: Any, layer: str, *, combiner: str) -> Bags:
+def from_inputs(inputs: Any, weights: Any, layer: str, *, combiner: str, bounded: bool) -> Bags:
     """Flattens ids and weights.
 
     Args:
-      inputs: Integers; dense, ragged or sparse. The last dimension is the bag.
+      inputs: Integers or strings; dense, ragged or sparse. The last dimension is the bag.
       weights: Floats of the same kind and shape, or None.
       layer: The name of the layer, for messages.
       combiner: The combiner. The bags of a dense tensor of one dimension have one id each, so only "sum" uses weights.
+      bounded: Whether the vocabulary is bounded, so that ids must be integers.
 
     Raises:
-      ValueError: The inputs are no integers, their rank is unknown or too low, or the weights have another kind or
+      ValueError: The inputs have no type of ids, their rank is unknown or too low, or the weights have another kind or
         shape.
     """
     if isinstance(inputs, tf.RaggedTensor):
-        return _ragged(inputs, weights, layer, combiner)
+        ids = inputs.with_flat_values(to_int64(inputs.flat_values, layer, bounded=bounded))
+        return _ragged(ids, weights, layer, combiner)
     if isinstance(inputs, tf.SparseTensor):
-        return _sparse(inputs, weights, layer)
-    return _dense(tf.convert_to_tensor(inputs), weights, layer, combiner)
+        values = to_int64(inputs.values, layer, bounded=bounded)
+        return _sparse(tf.SparseTensor(inputs.indices, values, inputs.dense_shape), weights, layer)
+    return _dense(to_int64(tf.convert_to_tensor(inputs), layer, bounded=bounded), weights, layer, combiner)
 
 
 def _dense(ids: tf.Tensor, weights: Any, layer: str, combiner: str) -> Bags:
-    ids = to_int64(ids, layer)
     if weights is not None:
         weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
         if not ids.shape.is_compatible_with(weights.shape):
@@ -89,7 +91,7 @@ def _ragged(ids: tf.RaggedTensor, weights: Any, layer: str, combiner: str) -> Ba
         return dataclasses.replace(inner, restore=lambda rows: ids.with_values(inner.restore(rows)))
     splits = tf.cast(ids.row_splits, tf.int64)
     flat_weights = _flat_weights(None if weights is None else tf.cast(weights.flat_values, tf.float32))
-    return Bags(to_int64(ids.flat_values, layer), splits, flat_weights, lambda rows: rows)
+    return Bags(ids.flat_values, splits, flat_weights, lambda rows: rows)
 
 
 def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
@@ -99,8 +101,7 @@ def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
     if rank is None or rank < 2:
         raise ValueError(f"layer {layer!r}: sparse ids must have a known rank of 2 or more. Received: {ids.shape}")
     shape = ids.dense_shape
-    values = to_int64(ids.values, layer)
-    flat = tf.sparse.reorder(tf.sparse.reshape(tf.SparseTensor(ids.indices, values, shape), [-1, shape[-1]]))
+    flat = tf.sparse.reorder(tf.sparse.reshape(ids, [-1, shape[-1]]))
     flat_weights = None
     if weights is not None:
         as_float = tf.SparseTensor(weights.indices, tf.cast(weights.values, tf.float32), weights.dense_shape)

@@ -20,7 +20,7 @@ from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers import cached, row_source, rows
-from tf_sparse_ps.layers.ids import dense_ids, refuse_other_than_integers
+from tf_sparse_ps.layers.ids import dense, dense_ids, padding, refuse_other_types
 from tf_sparse_ps.layers.table_layer import TableLayer, table_name
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Embedding(TableLayer):
         uniform, normal and truncated normal.
       embeddings_constraint: NonNeg, MaxNorm(axis=1), UnitNorm(axis=1) or MinMaxNorm(axis=1), applied to the rows that a
         step updates (`tf_sparse_ps.constraints`).
-      mask_zero: Whether id 0 is padding and is masked.
+      mask_zero: Whether id 0 or the empty string is padding and is masked.
       weights: The initial matrix, float[input_dim, output_dim].
       table: A `TableConfig`, for options that Keras does not have, such as rows of 16 bits. Its dim and key_limit must
         be those of the layer. Its initializer and constraint replace those of the layer.
@@ -84,14 +84,16 @@ class Embedding(TableLayer):
       **options: `EmbeddingOptions`, which include the arguments of keras.layers.Layer.
 
     Call arguments:
-      inputs: Integers of any type and rank; dense, ragged or sparse. Absent entries of a sparse tensor read id 0.
+      inputs: Integers of any type, or strings if the vocabulary is unbounded, of any rank; dense, ragged or sparse. The
+        key of a string is its fingerprint (`tsps.keys`). Absent entries of a sparse tensor read id 0 or the empty
+        string.
 
     Returns:
       [*inputs.shape, output_dim], of the policy's compute dtype; ragged for ragged inputs.
 
     Raises:
-      ValueError: An argument has a value that is not allowed, or arguments contradict each other; or the inputs are no
-        integers.
+      ValueError: An argument has a value that is not allowed, or arguments contradict each other; or the inputs are
+        neither integers nor allowed strings.
       UnsupportedError: An argument of Keras is not supported, with the reason.
       InvalidArgumentError (TensorFlow's): An id is out of range.
     """
@@ -262,7 +264,7 @@ class Embedding(TableLayer):
 
     def _look_up(self, inputs: Any) -> Any:
         """Returns the rows of ids, float32[..., output_dim]. Those of ragged ids are ragged."""
-        ids = dense_ids(inputs, self.name)
+        ids = dense_ids(inputs, self.name, bounded=self.input_dim is not None)
         ragged = isinstance(ids, tf.RaggedTensor)
         (rows,) = row_source.look_up(self._row_sources(), [ids.flat_values if ragged else ids], [0])
         return ids.with_flat_values(rows) if ragged else rows
@@ -279,8 +281,12 @@ class Embedding(TableLayer):
         return tf.SparseTensor(indices, tf.reshape(values, [-1]), shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns the mask of the ids that are not 0 if mask_zero, else None."""
-        return _keras.not_equal(inputs, 0) if self.mask_zero else None
+        """Returns the mask of the ids that are neither 0 nor the empty string if mask_zero, else None."""
+        if not self.mask_zero:
+            return None
+        if isinstance(inputs, tf.SparseTensor):
+            inputs = dense(inputs)
+        return _keras.not_equal(inputs, padding(inputs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the ids, followed by output_dim."""
@@ -297,7 +303,7 @@ class Embedding(TableLayer):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """Returns the symbolic output (Keras 3)."""
-        refuse_other_than_integers(inputs, self.name)
+        refuse_other_types(inputs, self.name, bounded=self.input_dim is not None)
         _, dtype = _keras.policy_dtypes(self)
         return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype, ragged=True)
 

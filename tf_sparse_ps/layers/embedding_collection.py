@@ -11,7 +11,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.table_config import FeatureConfig, TableConfig
 from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers import bags, cached, row_source
-from tf_sparse_ps.layers.ids import dense_ids, refuse_other_than_integers
+from tf_sparse_ps.layers.ids import dense_ids, refuse_other_types
 from tf_sparse_ps.layers.table_layer import TableLayer
 
 
@@ -110,6 +110,9 @@ class EmbeddingCollection(TableLayer):
         if wrong:
             raise ValueError(f"layer {self.name!r}: only features with a combiner take weights. Received: {wrong}")
 
+    def _bounded(self, feature: str) -> bool:
+        return self.features[feature].table.key_limit is not None
+
     def _sources_of(self, names: list[str]) -> tuple[list[row_source.RowSource], list[int]]:
         """Returns the sources of the features' tables, and for each feature the position of its table among them."""
         numbers, sources = list(self._tables), self._row_sources()
@@ -121,7 +124,7 @@ class EmbeddingCollection(TableLayer):
         if not names:
             return {}
         sources, table_of = self._sources_of(names)
-        ids = [dense_ids(inputs[name], f"{self.name}/{name}") for name in names]
+        ids = [dense_ids(inputs[name], f"{self.name}/{name}", bounded=self._bounded(name)) for name in names]
         flat = [feature.flat_values if isinstance(feature, tf.RaggedTensor) else feature for feature in ids]
         results = row_source.look_up(sources, flat, table_of)
         return {
@@ -135,7 +138,13 @@ class EmbeddingCollection(TableLayer):
         sources, table_of = self._sources_of(names)
         combiners = [str(self.features[name].combiner) for name in names]
         flat = [
-            bags.from_inputs(inputs[name], weights.get(name), f"{self.name}/{name}", combiner=combiner)
+            bags.from_inputs(
+                inputs[name],
+                weights.get(name),
+                f"{self.name}/{name}",
+                combiner=combiner,
+                bounded=self._bounded(name),
+            )
             for name, combiner in zip(names, combiners, strict=True)
         ]
         results = row_source.pool(sources, flat, table_of, combiners)
@@ -154,8 +163,8 @@ class EmbeddingCollection(TableLayer):
     def compute_output_spec(self, inputs: Mapping[str, Any], weights: Any = None) -> dict[str, Any]:
         """Returns the symbolic outputs (Keras 3)."""
         self._check_names(inputs, weights or {})
-        for ids in inputs.values():
-            refuse_other_than_integers(ids, self.name)
+        for name, ids in inputs.items():
+            refuse_other_types(ids, f"{self.name}/{name}", bounded=self._bounded(name))
         _, dtype = _keras.policy_dtypes(self)
         shapes = self.compute_output_shape({name: ids.shape for name, ids in inputs.items()})
         return {

@@ -14,7 +14,7 @@ from tf_sparse_ps.config.tiered import Storage
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.layers import bags, row_source
 from tf_sparse_ps.layers.embedding import Embedding, EmbeddingOptions
-from tf_sparse_ps.layers.ids import refuse_other_than_integers
+from tf_sparse_ps.layers.ids import refuse_other_types
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,8 +31,8 @@ class EmbeddingReduce(Embedding):
         whose divisor is 0, results in zeros.
 
     Call arguments:
-      inputs: Integers; dense [..., n], ragged, or sparse [..., n], whose absent entries are ignored. A dense tensor of
-        one dimension has one id per bag.
+      inputs: Integers or strings, as for `Embedding`; dense [..., n], ragged, or sparse [..., n], whose absent entries
+        are ignored. A dense tensor of one dimension has one id per bag.
       weights: Floats with the shape of `inputs`, or None: all 1. Gradients reach them.
 
     Returns:
@@ -84,7 +84,7 @@ class EmbeddingReduce(Embedding):
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
         """Looks up and combines the bags. See the class."""
-        bag = bags.from_inputs(inputs, weights, self.name, combiner=self.combiner)
+        bag = bags.from_inputs(inputs, weights, self.name, combiner=self.combiner, bounded=self.input_dim is not None)
         (pooled,) = row_source.pool(self._row_sources(), [bag], [0], [self.combiner])
         return self._cast_outputs(bag.restore(pooled))
 
@@ -96,7 +96,7 @@ class EmbeddingReduce(Embedding):
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
         """Returns the symbolic output (Keras 3)."""
-        refuse_other_than_integers(inputs, self.name)
+        refuse_other_types(inputs, self.name, bounded=self.input_dim is not None)
         _, dtype = _keras.policy_dtypes(self)
         return _keras.keras_tensor(inputs, self.compute_output_shape(inputs.shape), dtype)
 

@@ -1,4 +1,4 @@
-"""Ids as lookups take them: int64, checked."""
+"""Ids as lookups take them: int64, checked. Strings become their fingerprints."""
 
 from __future__ import annotations
 
@@ -9,26 +9,43 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras_inputs
 
 
-def refuse_other_than_integers(ids: Any, layer: str) -> None:
-    """Raises ValueError if ids, a tensor or a symbolic tensor of Keras, are not of an integer type."""
-    dtype = tf.as_dtype(ids.dtype)
-    if not dtype.is_integer or dtype.is_quantized:
-        raise ValueError(
-            f"layer {layer!r}: ids must be integers. Floats would merge ids. Convert strings by a StringLookup or "
-            f"Hashing layer first. A model's input is float32 unless you use keras.Input(shape, dtype='int64'). "
-            f"Received: inputs of dtype {dtype.name}"
-        )
-
-
-def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
-    """Converts ids to int64. No id is truncated.
+def refuse_other_types(ids: Any, layer: str, *, bounded: bool) -> None:
+    """Raises ValueError if a layer cannot take ids of this type.
 
     Args:
-      ids: Integers of any shape.
+      ids: A tensor, or a symbolic tensor of Keras.
+      layer: The name of the layer.
+      bounded: Whether the vocabulary is bounded, so that only integers are ids. Otherwise, strings are ids, too.
+    """
+    dtype = tf.as_dtype(ids.dtype)
+    if dtype.is_integer and not dtype.is_quantized:
+        return
+    if dtype == tf.string:
+        if not bounded:
+            return
+        raise ValueError(
+            f"layer {layer!r}: ids must be integers, because the layer has an input_dim. Number the strings by a "
+            "keras.layers.StringLookup before the layer, or use an unbounded vocabulary (input_dim=None), which takes "
+            "strings. Received: inputs of dtype string"
+        )
+    raise ValueError(
+        f"layer {layer!r}: ids must be integers{'' if bounded else ' or strings'}. Floats would merge ids. A model's "
+        "input is float32 unless you use keras.Input(shape, dtype='int64'). "
+        f"Received: inputs of dtype {dtype.name}"
+    )
+
+
+def to_int64(ids: tf.Tensor, layer: str, *, bounded: bool) -> tf.Tensor:
+    """Converts ids to int64. No integer is truncated.
+
+    Args:
+      ids: Integers or strings of any shape.
       layer: The name of the layer, for messages.
+      bounded: See `refuse_other_types`.
 
     Raises:
-      ValueError: The ids are no integers, or were none before Keras cast them to the type of a `keras.Input`.
+      ValueError: The layer cannot take ids of this type, or of the type that they had before Keras cast them to that of
+        a `keras.Input`.
       InvalidArgumentError (TensorFlow's): An id does not fit the type it is cast to; raised when the graph runs.
     """
     checks = []
@@ -36,16 +53,32 @@ def to_int64(ids: tf.Tensor, layer: str) -> tf.Tensor:
         if not uncast.dtype.is_integer:
             raise ValueError(
                 f"layer {layer!r}: ids must be integers. The model was given {uncast.dtype.name}, which Keras has cast "
-                f"to the {dtype.name} of its keras.Input. Floats from 2**24 on would merge ids. Pass integers, for "
-                f"example ids.astype('int64'). Received: inputs of dtype {uncast.dtype.name}"
+                f"to the {dtype.name} of its keras.Input. {_remedy(uncast.dtype)}. "
+                f"Received: inputs of dtype {uncast.dtype.name}"
             )
         checks += _check_range(uncast, dtype, layer)
-    refuse_other_than_integers(ids, layer)
+    refuse_other_types(ids, layer, bounded=bounded)
+    if ids.dtype == tf.string:
+        return fingerprints(ids)
     checks += _check_range(ids, tf.int64, layer)
     if not checks and ids.dtype == tf.int64:
         return ids
     with tf.control_dependencies(checks):
         return tf.identity(ids) if ids.dtype == tf.int64 else tf.cast(ids, tf.int64)
+
+
+def _remedy(dtype: tf.DType) -> str:
+    if dtype == tf.string:
+        return "Use keras.Input(shape, dtype='string')"
+    return "Floats from 2**24 on would merge ids. Pass integers, for example ids.astype('int64')"
+
+
+def fingerprints(strings: tf.Tensor) -> tf.Tensor:
+    """Returns the keys of strings, int64 of the same shape, by stock ops. `tf_sparse_ps.keys` has the same function."""
+    flat = tf.bitcast(tf.fingerprint(tf.reshape(strings, [-1])), tf.int64)
+    keys = tf.reshape(flat, tf.shape(strings))
+    keys.set_shape(strings.shape)
+    return keys
 
 
 def _check_range(ids: tf.Tensor, dtype: tf.DType, layer: str) -> list[tf.Operation]:
@@ -61,13 +94,25 @@ def _check_range(ids: tf.Tensor, dtype: tf.DType, layer: str) -> list[tf.Operati
     return [] if check is None else [check]
 
 
-def dense_ids(ids: Any, layer: str) -> tf.Tensor | tf.RaggedTensor:
-    """Converts ids to int64. A sparse tensor becomes dense, with id 0 where it has no value, as in Keras."""
+def dense_ids(ids: Any, layer: str, *, bounded: bool) -> tf.Tensor | tf.RaggedTensor:
+    """Converts ids to int64. A sparse tensor becomes dense: see `dense`."""
     if isinstance(ids, tf.SparseTensor):
-        sparse = tf.SparseTensor(ids.indices, to_int64(ids.values, layer), ids.dense_shape)
-        dense = tf.sparse.to_dense(tf.sparse.reorder(sparse))
-        dense.set_shape(ids.shape)
-        return dense
+        refuse_other_types(ids, layer, bounded=bounded)
+        if ids.dtype != tf.string:  # the zeros of absent entries are in the range of every type
+            ids = tf.SparseTensor(ids.indices, to_int64(ids.values, layer, bounded=bounded), ids.dense_shape)
+        ids = dense(ids)
     if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(to_int64(ids.flat_values, layer))
-    return to_int64(tf.convert_to_tensor(ids), layer)
+        return ids.with_flat_values(to_int64(ids.flat_values, layer, bounded=bounded))
+    return to_int64(tf.convert_to_tensor(ids), layer, bounded=bounded)
+
+
+def dense(ids: tf.SparseTensor) -> tf.Tensor:
+    """Returns a dense tensor, with id 0 or the empty string where the sparse one has no value, as in Keras."""
+    result = tf.sparse.to_dense(tf.sparse.reorder(ids))
+    result.set_shape(ids.shape)
+    return result
+
+
+def padding(ids: Any) -> int | str:
+    """Returns the id that `mask_zero` masks: 0, or the empty string."""
+    return "" if tf.as_dtype(ids.dtype) == tf.string else 0
