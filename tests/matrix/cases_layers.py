@@ -13,6 +13,7 @@ import tensorflow as tf
 from registry import refused, works
 from twins import (
     BATCH,
+    BATCHES,
     DIM,
     IDS,
     KERAS_3,
@@ -42,6 +43,7 @@ SCALED = "glorot, he, lecun, VarianceScaling"
 OWN = "other and custom initializers"
 CONSTRAINTS = "`embeddings_constraint`: NonNeg; MaxNorm, UnitNorm, MinMaxNorm with `axis=1`"
 NARROW = 'rows of 16 bits: `table=TableConfig(..., dtype="bfloat16")`, or "float16"'
+ERASE = "`layer.erase`"
 MATRIX = "`get_weights`, `set_weights`, of the model too"
 CONTROL_FLOW = "inside `tf.cond`, `tf.while_loop`, `tf.map_fn`, `tf.recompute_grad`"
 
@@ -121,9 +123,9 @@ def strings_train_like_their_fingerprints(rank: Any) -> None:
     words = np.array([f"word {number}" * (number + 1) for number in range(ROWS)], object)[IDS[rank.rank]]
     ids = {"string": tf.constant(words), "int64": tf.constant(tsps.keys.fingerprint(words))}
     models = {dtype: model(tsps.Embedding(None, DIM, "zeros"), dtype=dtype) for dtype in ids}
+    for layer, like in zip(models["int64"].layers[2:], models["string"].layers[2:], strict=True):
+        layer.set_weights(like.get_weights())
     for dtype, one_model in models.items():
-        for layer, like in zip(one_model.layers[2:], models["string"].layers[2:], strict=True):
-            layer.set_weights(like.get_weights())
         one_model.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
         one_model.fit(ids[dtype], TARGETS[rank.rank], batch_size=BATCH, verbose=0, shuffle=False)
     of_strings, of_integers = (models[dtype].layers[1].bindings[0].reader() for dtype in ids)
@@ -132,6 +134,25 @@ def strings_train_like_their_fingerprints(rank: Any) -> None:
     rows = of_strings.lookup(keys)
     np.testing.assert_array_equal(rows, of_integers.lookup(keys))
     rank.same(rows.tolist())
+
+
+@works("layers", ERASE)
+def rows_are_erased_between_steps(rank: Any) -> None:
+    """Both ranks erase an id in `fit`. The next step makes a new row, with new slots, and the ranks stay equal."""
+    ours = model(tsps.Embedding(None, DIM, "zeros"))
+    ours.compile(wrapped(optimizer("Adagrad", 0.05)), "mse")
+    layer = ours.layers[1]
+    last = BATCHES - 1
+    erase = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batch == last and layer.erase([3]))
+    fit(ours, rank.rank, epochs=1, callbacks=[erase])
+    table = layer.bindings[0].reader()
+    assert len(table) == ROWS - 1
+    fit(ours, rank.rank, epochs=1, sample_weight=np.zeros(len(IDS[rank.rank])))  # all gradients are 0
+    _, rows, slots = table.entries(np.arange(ROWS))
+    np.testing.assert_array_equal(rows[3], np.zeros(DIM))
+    np.testing.assert_array_equal(slots[0][3], np.full(DIM, 0.1, np.float32))
+    assert np.delete(slots[0], 3, 0).min() > 0.1
+    rank.same([rows.tolist(), slots[0].tolist()])
 
 
 @refused("layers", "strings as ids of a bounded vocabulary", "StringLookup")

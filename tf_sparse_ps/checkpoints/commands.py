@@ -1,4 +1,4 @@
-"""`tf-sparse-ps checkpoint list | verify | diff | compact | export`. Needs no TensorFlow."""
+"""`tf-sparse-ps checkpoint list | verify | diff | compact | erase | export`. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_sparse_ps.checkpoints import array_file, compaction, comparison, exports, stored_checkpoint
+from tf_sparse_ps.checkpoints import array_file, compaction, comparison, erasing, exports, stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
@@ -70,6 +70,18 @@ def main(arguments: Sequence[str]) -> int:
     compact.add_argument(
         "--keep", type=_positive, metavar="N", help="remove all checkpoints but N, and what they build on"
     )
+    erase = add(
+        "erase",
+        "write the newest checkpoint again without the rows of some ids, and remove all other checkpoints, so that no "
+        "file has these rows",
+        _erase,
+        _DIRECTORY,
+    )
+    erase.add_argument(
+        "--keys", type=Path, required=True, metavar="FILE", help="ids, one per line, or a NumPy array in a .npy file"
+    )
+    erase.add_argument("--strings", action="store_true", help="the ids are strings, not integers")
+    erase.add_argument("--table", metavar="NAME", help="the table; left out: the only one of the checkpoint")
     export = add(
         "export",
         "write all rows of each table to a sparse-parameter file, and dense variables to a NumPy archive",
@@ -80,8 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     if not options.directory.is_dir():
         parser.error(f"{options.directory} is no directory")
-    if options.command == "compact" and CheckpointDirectory.names(options.directory):
-        parser.error(f"{options.directory} is a checkpoint. compact takes the directory that it is in")
+    if options.command in ("compact", "erase") and CheckpointDirectory.names(options.directory):
+        parser.error(f"{options.directory} is a checkpoint. {options.command} takes the directory that it is in")
     if options.command == "export" and options.to.exists() and not options.to.is_dir():
         parser.error(f"--to {options.to} is there, and no folder")
     try:
@@ -170,7 +182,7 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
-# --- diff, compact, export ---
+# --- diff, compact, erase, export ---
 
 
 def _newest(path: Path) -> StoredCheckpoint:
@@ -220,6 +232,19 @@ def _compact(options: argparse.Namespace) -> int:
         return 0
     origin = f"merged from {len(result.merged)}" if result.merged else "builds on no other one"
     print(f"{result.checkpoint.name}  {result.bytes / 1e6:.1f} MB, {origin}")
+    for name in result.removed:
+        print(f"{name}  removed")
+    return 0
+
+
+def _erase(options: argparse.Namespace) -> int:
+    keys = erasing.read_keys(options.keys, strings=options.strings)
+    result = erasing.erase(options.directory, keys, options.table)
+    if options.json:
+        facts = {"checkpoint": result.checkpoint.name, "rows": result.rows, "removed": result.removed}
+        print(json.dumps(facts, indent=1))
+        return 0
+    print(f"{result.checkpoint.name}  without {_count(result.rows, 'row')} of {_count(len(keys), 'id')}")
     for name in result.removed:
         print(f"{name}  removed")
     return 0

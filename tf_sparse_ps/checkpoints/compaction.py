@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tf_sparse_ps.checkpoints import stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save
@@ -15,6 +17,7 @@ from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import NotFoundError, TableError
 from tf_sparse_ps.table import parameter_files
+from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block
 
@@ -60,7 +63,8 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
     with directory.saving(step, "tf-sparse-ps checkpoint compact") as save:
         newest = checkpoint.path
         if checkpoint.builds_on:
-            newest = _write(checkpoint, save)
+            write(checkpoint, save)
+            newest = save.path
         else:
             save.discard()
         _remove_replaced(directory, newest)
@@ -76,8 +80,19 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
     )
 
 
-def _write(checkpoint: StoredCheckpoint, save: Save) -> Path:
+def write(checkpoint: StoredCheckpoint, save: Save, without: Mapping[int, Keys] | None = None) -> int:
+    """Writes a checkpoint again, as one that builds on no other.
+
+    Args:
+      checkpoint: The checkpoint.
+      save: The save, which is finished.
+      without: The sorted keys that are left out, int64[n], by the number of the table.
+
+    Returns:
+      The number of rows that were left out.
+    """
     content = checkpoint.manifest
+    left_out = 0
     table_files = {file for part in content.all_parts for file in part.files}
     for entry in content.files:
         if entry.name not in table_files:
@@ -86,21 +101,53 @@ def _write(checkpoint: StoredCheckpoint, save: Save) -> Path:
     tables: list[dict[str, Any]] = []
     for number, table in enumerate(content.tables):
         file = save.folder / table_file_name(number, str(table["name"]))
-        written = write_rows(StoredRows(checkpoint, number), file, str(table["name"]))
+        rows = StoredRows(checkpoint, number)
+        blocks = _Blocks(rows, (without or {}).get(number))
+        written = write_rows(rows, file, str(table["name"]), blocks)
+        left_out += blocks.left_out
         part = TablePart(file.name, rows_checksum=written.rows_checksum)
         tables.append({**table, "parts": [dataclasses.asdict(part)]})
         save.add(file.name, written.crc32)
     save.finish(dataclasses.replace(content, name=save.name, chain=(), tables=tuple(tables), files=tuple(save.files)))
-    return save.path
+    return left_out
 
 
-def write_rows(rows: StoredRows, path: Path, name: str) -> parameter_files.Written:
+class _Blocks:
+    """The blocks of a table of a checkpoint, without the rows of some keys.
+
+    Attributes:
+      left_out: The number of rows that were left out so far.
+    """
+
+    def __init__(self, rows: StoredRows, without: Keys | None) -> None:
+        self._rows, self._without = rows, without
+        self.left_out = 0
+
+    def __iter__(self) -> Iterator[Block]:
+        for block in self._rows.blocks():
+            if self._without is None:
+                yield block
+                continue
+            kept = ~np.isin(block.keys, self._without)
+            self.left_out += len(kept) - int(np.count_nonzero(kept))
+            yield Block(
+                block.keys[kept],
+                block.rows[kept],
+                tuple(slot[kept] for slot in block.slots),
+                {name: plane[kept] for name, plane in block.metadata.items()},
+            )
+
+
+def write_rows(
+    rows: StoredRows, path: Path, name: str, blocks: Iterable[Block] | None = None
+) -> parameter_files.Written:
     """Writes a table of a checkpoint to one sparse-parameter file, with slots.
 
     Args:
       rows: The table's rows.
       path: The file.
       name: The table's name, for the progress bar.
+      blocks: The rows that are written. None: all rows of the table.
     """
     info = rows.info
     header: dict[str, Any] = {
@@ -111,7 +158,7 @@ def write_rows(rows: StoredRows, path: Path, name: str) -> parameter_files.Writt
 
     def counted_blocks() -> Iterator[Block]:
         with bar(rows.at_most, f"write {name}") as progress:
-            for block in rows.blocks():
+            for block in rows.blocks() if blocks is None else blocks:
                 yield block
                 progress.update(len(block.keys))
 

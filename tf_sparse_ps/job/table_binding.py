@@ -238,6 +238,14 @@ class TableBinding:
                 with eager_ops(f"erasing rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), np.concatenate(written)))
 
+    def erase(self, keys: npt.NDArray[np.int64]) -> None:
+        """Erases the rows of keys, int64[n], on this node. Every rank calls it; the leader writes."""
+        self.leader_wrote_values = True
+        with self.writing(number_of("erased", checksum(keys))) as writes:
+            if writes:
+                with eager_ops(f"erasing rows of table {self.path}") as _ops:
+                    _ops.erase(self.path, self.uuid, keys)
+
     def write_rows(self, keys: Any, rows: Any, slots: Any = ()) -> None:
         """Writes rows on this node, in chunks: the leader's part of `assign`, with its arguments.
 

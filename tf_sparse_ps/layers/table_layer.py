@@ -19,6 +19,7 @@ from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers import anchor, cached, collective_calls, row_source, rows, sharded
+from tf_sparse_ps.layers.ids import to_int64
 from tf_sparse_ps.layers.row_source import RowSource
 from tf_sparse_ps.node import activity
 
@@ -142,6 +143,44 @@ class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
         if compute_dtype == "float32":
             return outputs
         return tf.nest.map_structure(lambda x: tf.cast(x, compute_dtype), outputs)
+
+    # --- rows ---
+
+    def erase(self, ids: Any, *, table: str | None = None) -> None:
+        """Removes rows from a table between two steps of a job. Every rank calls it, with equal ids.
+
+        Later lookups of these ids give initial values, and training them makes new rows with new slots. The next
+        checkpoint does not have the rows. `tf-sparse-ps checkpoint erase` removes them from the checkpoints before it.
+
+        Args:
+          ids: Integers, or strings if the vocabulary is unbounded; of any shape. Ids without a row are allowed.
+          table: The name of the table (`TableConfig.name`). None: the only table of the layer.
+
+        Raises:
+          ValueError: The layer is not built; it is called in a graph; the layer has no such table, or several and
+            `table` is None; or an id has a type or a value that the table cannot have.
+
+        Example:
+          class Forget(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+              users.erase(["user 17", "user 4711"])
+        """
+        if not self._bound.bindings:
+            raise ValueError(f"layer {self.name!r} has no rows to erase before it is built")
+        if not tf.executing_eagerly():
+            raise ValueError(f"layer {self.name!r}: call erase() eagerly between two steps, not in a tf.function")
+        named = {binding.config.name: binding for binding in self._bound.bindings}
+        if (table is None and len(named) > 1) or (table is not None and table not in named):
+            raise ValueError(f"layer {self.name!r}: `table` must be one of {sorted(named)}. Received: table={table!r}")
+        binding = self._bound.bindings[0] if table is None else named[table]
+        limit = binding.config.key_limit
+        tensor = tf.convert_to_tensor(ids if np.size(ids) else np.empty(0, np.int64))
+        keys = np.unique(to_int64(tensor, self.name, bounded=limit is not None).numpy())
+        if limit is not None and len(keys) and not (keys[0] >= 0 and keys[-1] < limit):
+            wrong = keys[0] if keys[0] < 0 else keys[-1]
+            raise ValueError(f"layer {self.name!r}: ids must be in [0, {limit}). Received: {wrong}")
+        with collective_calls.loading(binding, "erasing rows", {"keys": collective_calls.digest(keys)}):
+            binding.erase(keys)
 
     # --- weights ---
 

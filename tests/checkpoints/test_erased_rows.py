@@ -1,0 +1,221 @@
+"""Rows that are erased in a job and from its checkpoints stay away: `layer.erase`, `tf-sparse-ps checkpoint erase`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tables_support import KEYS, dense_of_checkpoint, kinds, make_model, of_checkpoint, of_tables, train
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.checkpoints import directory, erasing
+from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.launch import command_line
+
+pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
+GONE = np.arange(0, KEYS, 7)
+
+
+KILLED = """
+import os, signal
+from tf_sparse_ps.checkpoints import fault_points
+from tf_sparse_ps.launch import command_line
+fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == {point!r} else None)
+command_line.main({command})
+"""
+
+
+def run(*arguments: object) -> int:
+    return command_line.main(["checkpoint", *map(str, arguments)])
+
+
+def layer_of(model: Any, number: int = 0) -> Any:
+    return [layer for layer in model.layers if isinstance(layer, tsps.Embedding)][number]
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+def contains(path: Path, needle: bytes) -> bool:
+    """Whether the bytes of any file below a folder contain a needle."""
+    return any(needle in file.read_bytes() for file in path.rglob("*") if file.is_file())
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, Any, Any]:
+    """A directory with a base and two increments; the model of two tables; its checkpointer."""
+    path = tmp_path / "checkpoints"
+    model, random = make_model(2), np.random.default_rng(0)
+    checkpointer = tsps.Checkpointer(path, model, model.optimizer, keep=9, background=False)
+    train(model, random, 1000)
+    checkpointer.save()
+    for _ in range(2):
+        train(model, random)
+        checkpointer.save()
+    return path, model, checkpointer
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    file = tmp_path / "ids.txt"
+    file.write_text("\n".join(map(str, GONE)) + "\n")
+    return file
+
+
+# --- in a job ---
+
+
+def test_an_increment_after_an_erasure_restores_without_the_rows(saved: Any) -> None:
+    path, model, checkpointer = saved
+    layer_of(model).erase(GONE)
+    last = checkpointer.save()
+    assert kinds(last)[0] == "changes"
+    expected = of_tables(model)
+    assert not set(GONE.tolist()) & set(expected[0])
+    assert set(GONE.tolist()) <= set(expected[1])
+    restored = make_model(2)
+    tsps.Checkpointer(path, restored, restored.optimizer).restore()
+    assert of_tables(restored) == expected
+
+
+# --- from checkpoints ---
+
+
+def test_no_file_has_the_rows_afterwards(saved: Any, ids: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, model, _ = saved
+    before, dense = of_tables(model), dense_of_checkpoint(path / names(path)[-1])
+    needle = before[0][int(GONE[3])][:12]  # the row of one of the keys, float32[3]
+    assert contains(path, needle)
+    assert run("erase", path, "--keys", ids, "--table", "table0") == 0
+    kept_name = "step-000000000003-2"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{kept_name}  without {len(GONE)} rows of {len(GONE)} ids",
+        *(f"step-{number:012d}  removed" for number in (1, 2, 3)),
+    ]
+    assert names(path) == [kept_name]
+    assert not contains(path, needle)
+    expected = {key: row for key, row in before[0].items() if key not in set(GONE.tolist())}
+    assert of_checkpoint(path / kept_name) == [expected, before[1]]
+    for value, saved_value in zip(dense_of_checkpoint(path / kept_name), dense, strict=True):
+        np.testing.assert_array_equal(value, saved_value)
+    assert run("verify", path) == 0
+    restored = make_model(2)
+    tsps.Checkpointer(path, restored, restored.optimizer).restore()
+    assert of_tables(restored) == [expected, before[1]]
+
+
+def test_the_job_saves_all_rows_next(saved: Any, ids: Path) -> None:
+    path, model, checkpointer = saved
+    layer_of(model).erase(GONE)
+    assert run("erase", path, "--keys", ids, "--table", "table0") == 0
+    train(model, np.random.default_rng(5), keys=5)
+    last = checkpointer.save()
+    assert kinds(last) == ["all", "all"]
+    assert of_checkpoint(last) == of_tables(model)
+
+
+def test_without_a_rewrite_the_rows_are_found(saved: Any) -> None:
+    """The control of `contains`: compaction keeps the rows."""
+    path, model, _ = saved
+    needle = of_tables(model)[0][int(GONE[3])][:12]
+    assert run("compact", path, "--keep", 1) == 0
+    assert contains(path, needle)
+
+
+def test_a_killed_erasure_is_done_by_the_next(saved: Any, ids: Path) -> None:
+    path, model, _ = saved
+    before = of_tables(model)
+    for point in ("manifest_written", "renamed", "set_aside", "removed"):
+        command = ["checkpoint", "erase", str(path), "--keys", str(ids), "--table", "table0"]
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED.format(point=point, command=command)],
+            env={**os.environ, "PYTHONPATH": str(Path(tsps.__file__).parent.parent)},
+            check=False,
+            timeout=60,
+            capture_output=True,
+        )
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert of_checkpoint(directory.CheckpointDirectory(path).find()[0].path)[1] == before[1]
+    assert run("erase", path, "--keys", ids, "--table", "table0") == 0
+    assert len(names(path)) == 1
+    assert not set(GONE.tolist()) & set(of_checkpoint(path / names(path)[0])[0])
+
+
+def test_only_one_table_needs_no_name(tmp_path: Path, ids: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, model = tmp_path / "checkpoints", make_model(1)
+    train(model, np.random.default_rng(0), 1000)
+    tsps.Checkpointer(path, model, model.optimizer, background=False).save()
+    assert run("erase", path, "--keys", ids, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "checkpoint": "step-000000000001-2",
+        "rows": len(GONE),
+        "removed": ["step-000000000001"],
+    }
+    assert run("erase", path, "--keys", ids, "--json") == 0  # they are gone, which is no error
+    assert json.loads(capsys.readouterr().out)["rows"] == 0
+
+
+def test_what_cannot_be_erased_is_named(saved: Any, ids: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _, _ = saved
+    before = names(path)
+    assert run("erase", path, "--keys", ids) == 2
+    assert "has the tables ['table0', 'table1']. Name one of them" in capsys.readouterr().err
+    assert run("erase", path, "--keys", ids, "--table", "tabel0") == 2
+    assert "'tabel0'" in capsys.readouterr().err
+    assert run("erase", path, "--keys", path / "absent", "--table", "table0") == 2
+    assert "absent" in capsys.readouterr().err
+    with directory.CheckpointDirectory(path).saving(9, "rank 0") as save:
+        assert run("erase", path, "--keys", ids, "--table", "table0") == 2
+        save.discard()
+        assert "is being written by rank 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("erase", path / before[0], "--keys", ids)
+    assert names(path) == before
+
+
+# --- files of keys ---
+
+
+def test_files_of_integers(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(f"1\n -2 \n\n{2**63 - 1}\n{-(2**63)}")
+    np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.txt"), [1, -2, 2**63 - 1, -(2**63)])
+    np.save(tmp_path / "a.npy", np.array([[1], [2**63 - 1]], np.uint64))
+    np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.npy"), [1, 2**63 - 1])
+    (tmp_path / "empty.txt").touch()
+    assert erasing.read_keys(tmp_path / "empty.txt").dtype == np.int64
+
+
+def test_files_of_strings(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("rome\nzürich\n\nlima".encode())
+    expected = tsps.keys.fingerprint(["rome", "zürich", "", "lima"])
+    np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.txt", strings=True), expected)
+    np.save(tmp_path / "a.npy", np.array(["rome", "zürich", "", "lima"]))
+    np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.npy", strings=True), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("1\nx\n", "line 2: b'x' is no integer"), ("1.5", "line 1"), (str(2**63), f"line 1: {2**63} is no int64")],
+)
+def test_lines_that_are_no_keys(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(InvalidArgumentError, match=words):
+        erasing.read_keys(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("array", [[1.5], ["a"], np.array([2**63], np.uint64)], ids=str)
+def test_arrays_that_are_no_keys(tmp_path: Path, array: Any) -> None:
+    np.save(tmp_path / "a.npy", np.array(array))
+    with pytest.raises(InvalidArgumentError, match=r"must be an array of integers of int64\. Received"):
+        erasing.read_keys(tmp_path / "a.npy")
+    (tmp_path / "b.npy").write_bytes(b"no array")
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        erasing.read_keys(tmp_path / "b.npy")
