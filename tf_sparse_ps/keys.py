@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 __all__ = ["fingerprint"]
 
+# The packages cityhash and pyfarmhash both install a module of this name. Either will do.
+_fingerprint64 = getattr(farmhash, "Fingerprint64", None) or farmhash.fingerprint64
+
 
 def fingerprint(strings: Any) -> npt.NDArray[np.int64]:
     """Returns the keys of strings.
@@ -41,4 +44,4 @@ def fingerprint(strings: Any) -> npt.NDArray[np.int64]:
 def _fingerprint(string: Any) -> int:
     if not isinstance(string, str | bytes):
         raise TypeError(f"ids must be str or bytes. Received: {string!r} (of type {type(string).__name__})")
-    return farmhash.Fingerprint64(string.encode() if isinstance(string, str) else string)
+    return int(_fingerprint64(string.encode() if isinstance(string, str) else string))

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables_support import KEYS, dense_of_checkpoint, kinds, make_model, of_checkpoint, of_tables, train
+from tables_support import KEYS, dense_of_checkpoint, keras, kinds, make_model, of_checkpoint, of_tables, train
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.checkpoints import directory, erasing
-from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.errors import InvalidArgumentError, StateError, UnsupportedError
 from tf_sparse_ps.launch import command_line
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
@@ -167,7 +167,7 @@ def test_what_cannot_be_erased_is_named(saved: Any, ids: Path, capsys: pytest.Ca
     path, _, _ = saved
     before = names(path)
     assert run("erase", path, "--keys", ids) == 2
-    assert "has the tables ['table0', 'table1']. Name one of them" in capsys.readouterr().err
+    assert "has the tables ['table0', 'table1']. Select one" in capsys.readouterr().err
     assert run("erase", path, "--keys", ids, "--table", "tabel0") == 2
     assert "'tabel0'" in capsys.readouterr().err
     assert run("erase", path, "--keys", path / "absent", "--table", "table0") == 2
@@ -179,6 +179,66 @@ def test_what_cannot_be_erased_is_named(saved: Any, ids: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         run("erase", path / before[0], "--keys", ids)
     assert names(path) == before
+
+
+def test_a_checkpoint_that_is_saved_meanwhile_stays(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model, checkpointer = saved
+    newest = directory.CheckpointDirectory.newest
+
+    def save_after(self: Any, *args: Any) -> Any:
+        found = newest(self, *args)
+        train(model, np.random.default_rng(8))
+        checkpointer.save()
+        return found
+
+    monkeypatch.setattr(directory.CheckpointDirectory, "newest", save_after)
+    with pytest.raises(StateError, match=r"was saved to .* meanwhile\. Nothing was changed"):
+        erasing.erase(path, GONE, "table0")
+    assert names(path) == [f"step-{number:012d}" for number in range(1, 5)]
+
+
+def test_a_directory_of_one_machine_is_refused(tmp_path: Path) -> None:
+    path, model = tmp_path / "checkpoints", make_model(1)
+    train(model, np.random.default_rng(0), 1000)
+    tsps.Checkpointer(path, model, model.optimizer, background=False, per_node=True).save()
+    with pytest.raises(UnsupportedError, match=r"of machine 0 only \(per_node=True\)"):
+        erasing.erase(path, GONE)
+
+
+def test_tables_of_one_name_are_selected_by_their_place(tmp_path: Path) -> None:
+    inputs = keras.Input((2,), dtype="int64")
+    config = [tsps.TableConfig("user", 3) for _ in range(2)]
+    parts = [keras.layers.Flatten()(tsps.Embedding(None, 3, table=one)(inputs)) for one in config]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(parts)))
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+    train(model, np.random.default_rng(0), 1000)
+    path = tmp_path / "checkpoints"
+    tsps.Checkpointer(path, model, model.optimizer, background=False).save()
+    with pytest.raises(InvalidArgumentError, match=r"\['user', 'user'\]. Select one .*Received: 'user'"):
+        erasing.erase(path, GONE, "user")
+    done = erasing.erase(path, GONE, "1")
+    before = of_tables(model)
+    assert of_checkpoint(done.checkpoint)[0] == before[0]
+    assert set(of_checkpoint(done.checkpoint)[1]) == set(before[1]) - set(GONE.tolist())
+    assert done.rows == len(set(before[1]) & set(GONE.tolist())) > 0
+
+
+def test_no_ids_change_nothing(saved: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _, _ = saved
+    before = names(path)
+    (tmp_path / "none.txt").touch()
+    assert run("erase", path, "--keys", tmp_path / "none.txt", "--table", "table0") == 2
+    assert "there are no ids to erase" in capsys.readouterr().err
+    assert names(path) == before
+
+
+def test_an_erasure_is_something_to_save(saved: Any) -> None:
+    _, model, checkpointer = saved
+    assert not checkpointer.unsaved
+    layer_of(model).erase(GONE)
+    assert checkpointer.unsaved
+    checkpointer.save()
+    assert not checkpointer.unsaved
 
 
 # --- files of keys ---
@@ -194,16 +254,24 @@ def test_files_of_integers(tmp_path: Path) -> None:
 
 
 def test_files_of_strings(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("rome\nzürich\n\nlima".encode())
-    expected = tsps.keys.fingerprint(["rome", "zürich", "", "lima"])
-    np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.txt", strings=True), expected)
-    np.save(tmp_path / "a.npy", np.array(["rome", "zürich", "", "lima"]))
-    np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.npy", strings=True), expected)
+    expected = tsps.keys.fingerprint(["rome", "zürich", " lima"])
+    for text in ("rome\nzürich\n\n lima", "\ufeffrome\r\nzürich\r\n lima\r\n"):
+        (tmp_path / "a.txt").write_bytes(text.encode())
+        np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.txt", strings=True), expected)
+    np.save(tmp_path / "a.npy", np.array(["rome", "zürich", " lima"]))
+    (tmp_path / "a.npy").rename(tmp_path / "a.NPY")
+    np.testing.assert_array_equal(erasing.read_keys(tmp_path / "a.NPY", strings=True), expected)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("1\nx\n", "line 2: b'x' is no integer"), ("1.5", "line 1"), (str(2**63), f"line 1: {2**63} is no int64")],
+    [
+        ("1\nx\n", "line 2: must be an integer of int64. Received: 'x'"),
+        ("1.5", "line 1"),
+        ("1_000", "'1_000'"),
+        (str(2**63), f"line 1: .*Received: '{2**63}'"),
+        ("9" * 5000, f"Received: '{'9' * 60}'$"),
+    ],
 )
 def test_lines_that_are_no_keys(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "a.txt").write_text(content)
@@ -216,6 +284,14 @@ def test_arrays_that_are_no_keys(tmp_path: Path, array: Any) -> None:
     np.save(tmp_path / "a.npy", np.array(array))
     with pytest.raises(InvalidArgumentError, match=r"must be an array of integers of int64\. Received"):
         erasing.read_keys(tmp_path / "a.npy")
-    (tmp_path / "b.npy").write_bytes(b"no array")
-    with pytest.raises(InvalidArgumentError, match="cannot be read"):
-        erasing.read_keys(tmp_path / "b.npy")
+    for content in (b"no array", b""):
+        (tmp_path / "b.npy").write_bytes(content)
+        with pytest.raises(InvalidArgumentError, match="cannot be read"):
+            erasing.read_keys(tmp_path / "b.npy")
+    np.savez(tmp_path / "c.npz", np.array([1]))
+    (tmp_path / "c.npz").rename(tmp_path / "c.npy")
+    with pytest.raises(InvalidArgumentError, match="is no array, but an archive"):
+        erasing.read_keys(tmp_path / "c.npy")
+    (tmp_path / "d.txt").write_text("rome", "utf-16")
+    with pytest.raises(InvalidArgumentError, match="is no text in UTF-8"):
+        erasing.read_keys(tmp_path / "d.txt", strings=True)

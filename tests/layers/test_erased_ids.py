@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from layer_support import IDS, TARGETS, compiled, keras
+from lookahead_support import DIM, MEMORY
 
 import tf_sparse_ps as tsps
 
@@ -17,10 +18,8 @@ def table_of(layer: Any) -> Any:
     return layer.bindings[0].reader()
 
 
-@pytest.mark.parametrize("storage", ["memory", "disk"])
-def test_an_erased_id_reads_its_initial_value_and_is_trained_like_a_new_one(tmp_path: Path, storage: str) -> None:
-    tier = "memory" if storage == "memory" else tsps.Tiered(tmp_path / "disk", memory=4_000_000)
-    layer = tsps.Embedding(None, 4, storage=tier)
+def test_an_erased_id_reads_its_initial_value_and_is_trained_like_a_new_one() -> None:
+    layer = tsps.Embedding(None, 4)
     model = compiled(layer)
     ids = tf.constant(np.unique(IDS))
     first = layer(ids).numpy()
@@ -36,6 +35,21 @@ def test_an_erased_id_reads_its_initial_value_and_is_trained_like_a_new_one(tmp_
     assert present.all()
     np.testing.assert_array_equal(slots[0][1:], np.full((2, 4), 0.1, np.float32))
     assert slots[0][0].min() > 0.1
+
+
+def test_erasing_rows_on_disk(tmp_path: Path) -> None:
+    layer = tsps.Embedding(None, DIM, storage=tsps.Tiered(tmp_path / "disk", memory=MEMORY))
+    model = compiled(layer)
+    ids = np.arange(3 * 1000)
+    first = layer(tf.constant(ids)).numpy()
+    model.fit(ids.reshape(-1, 3), np.ones((1000, 1), np.float32), batch_size=64, verbose=0)
+    assert table_of(layer).stats()["rows_on_disk"] > 1000
+    trained = layer(tf.constant(ids)).numpy()
+    assert (trained != first).any(1).all()
+    gone = ids % 7 == 0
+    layer.erase(ids[gone])
+    assert sorted(table_of(layer).keys()) == ids[~gone].tolist()
+    np.testing.assert_array_equal(layer(tf.constant(ids)), np.where(gone[:, np.newaxis], first, trained))
 
 
 def test_erasing_inside_of_fit() -> None:
@@ -87,6 +101,32 @@ def test_no_ids_and_absent_ids_are_allowed() -> None:
     layer.erase(tf.constant([[1], [1]]))
 
 
+def test_all_kinds_of_ids() -> None:
+    layer = tsps.Embedding(None, 4)
+    model = compiled(layer)
+    model.fit(IDS, TARGETS, verbose=0)
+    left = set(IDS.ravel().tolist())
+    for ids in (
+        tf.ragged.constant([[1], []]),
+        tf.sparse.from_dense([[0, 2]]),
+        np.array([3], np.uint64),
+        [[9]],
+        0,
+    ):
+        layer.erase(ids)
+        flat = getattr(ids, "flat_values", getattr(ids, "values", ids))
+        left -= set(np.ravel(flat).tolist())
+        assert set(table_of(layer).keys().tolist()) == left
+
+
+@pytest.mark.parametrize("ids", [[2**63], np.array([2**63], np.uint64), ["a", 1], [1.5], [None]], ids=str)
+def test_ids_that_no_table_has(ids: Any) -> None:
+    layer = tsps.Embedding(None, 4, name="words")
+    layer.build(None)
+    with pytest.raises(ValueError, match=r"'words'.*must be.*Received"):
+        layer.erase(ids)
+
+
 @pytest.mark.parametrize(("ids", "words"), [([10], "10"), ([-1, 3], "-1")], ids=str)
 def test_ids_out_of_range(ids: list[int], words: str) -> None:
     layer = tsps.Embedding(10, 4, name="words")
@@ -100,7 +140,7 @@ def test_what_is_no_id_or_no_place_for_it() -> None:
     with pytest.raises(ValueError, match="before it is built"):
         layer.erase([1])
     layer.build(None)
-    with pytest.raises(ValueError, match="StringLookup"):
+    with pytest.raises(ValueError, match="ids must be integers, because the vocabulary is bounded"):
         layer.erase(["a"])
     with pytest.raises(ValueError, match="ids must be integers"):
         layer.erase([1.5])

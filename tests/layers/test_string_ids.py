@@ -163,6 +163,13 @@ def test_the_empty_string_is_padding(kind: str) -> None:
     np.testing.assert_array_equal(mask, [[True, False], [False, True]])
 
 
+def test_masks_of_plain_lists() -> None:
+    layer = tsps.Embedding(None, 4, mask_zero=True)
+    np.testing.assert_array_equal(layer.compute_mask([[1, 0]]), [[True, False]])
+    np.testing.assert_array_equal(layer.compute_mask([["a", ""]]), [[True, False]])
+    assert not layer.compute_mask(0)
+
+
 def test_padding_has_no_part_in_an_average() -> None:
     inputs = keras.Input((3,), dtype="string")
     layer = tsps.Embedding(None, 4, mask_zero=True)
@@ -241,6 +248,17 @@ def test_strings_for_an_integer_input_are_refused() -> None:
             use()
     with pytest.raises(tf.errors.UnimplementedError, match="string to int64"):  # by Keras, before the layer
         model(words)
+    bounded = compiled(tsps.Embedding(10, 4), "int64")
+    with pytest.raises(ValueError, match=r"given string.*StringLookup"):
+        bounded.predict(words, verbose=0)
+
+
+@pytest.mark.parametrize(("ids", "remedy"), [(np.ones((2, 3), np.int64), "dtype='int64'"), (np.ones((2, 3)), "astype")])
+def test_numbers_for_an_input_of_strings_are_refused(ids: Any, remedy: str) -> None:
+    model = compiled(tsps.Embedding(None, 4, name="words"))
+    for use in (lambda: model.fit(ids, TARGETS, verbose=0), lambda: model.predict(ids, verbose=0)):
+        with pytest.raises(ValueError, match=rf"'words'.*cast to the string of its keras\.Input.*{remedy}"):
+            use()
 
 
 @pytest.mark.skipif(not _keras.IS_KERAS_3, reason="Keras 2 makes a Sequential's layers for any type")

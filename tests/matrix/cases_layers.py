@@ -152,6 +152,8 @@ def rows_are_erased_between_steps(rank: Any) -> None:
     np.testing.assert_array_equal(rows[3], np.zeros(DIM))
     np.testing.assert_array_equal(slots[0][3], np.full(DIM, 0.1, np.float32))
     assert np.delete(slots[0], 3, 0).min() > 0.1
+    _assert_refused(lambda: layer.erase([4 + rank.rank]), "rank 0 has int64[1]")
+    assert len(table) == ROWS
     rank.same([rows.tolist(), slots[0].tolist()])
 
 

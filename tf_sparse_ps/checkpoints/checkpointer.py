@@ -124,7 +124,7 @@ class Checkpointer:
         self.position = self._state.position
         self._restorer = Restorer(self._directory, self._state, self._saver)
         self._restored: Restored | None = None
-        self._saved_at: int | None = None  # updates that had been made at the last save or restore
+        self._saved_at: tuple[int, int] | None = None  # what `JobState.changes` was at the last save or restore
         self._resumable: ResumableDataset | None = None  # its dataset needs it
 
     # --- saving ---
@@ -166,7 +166,7 @@ class Checkpointer:
                 return values
 
             path = self._saver.begin(content.step if step is None else step, content, bindings, copy_values)
-            self._saved_at = content.step
+            self._saved_at = self._state.changes()
             return path
 
     def _make_manifest(
@@ -247,8 +247,8 @@ class Checkpointer:
 
     @property
     def unsaved(self) -> bool:
-        """Whether steps have been made since the last `save` or `restore`."""
-        return self._saved_at != self._state.updates()
+        """Whether steps have been made, or rows have been erased, since the last `save` or `restore`."""
+        return self._saved_at != self._state.changes()
 
     # --- restoring ---
 
@@ -289,7 +289,7 @@ class Checkpointer:
             self._restored = self._restorer.restore()
             if self._restored is None:
                 return None
-            self._saved_at = self._state.updates()
+            self._saved_at = self._state.changes()
             return str(self._restored.path)
 
     # --- data ---

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
         "--keys", type=Path, required=True, metavar="FILE", help="ids, one per line, or a NumPy array in a .npy file"
     )
     erase.add_argument("--strings", action="store_true", help="the ids are strings, not integers")
-    erase.add_argument("--table", metavar="NAME", help="the table; left out: the only one of the checkpoint")
+    erase.add_argument("--table", metavar="NAME", help="the table's name or place, from 0 on; left out: the only one")
     export = add(
         "export",
         "write all rows of each table to a sparse-parameter file, and dense variables to a NumPy archive",

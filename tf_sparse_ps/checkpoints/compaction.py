@@ -14,7 +14,7 @@ from tf_sparse_ps.checkpoints import stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save
 from tf_sparse_ps.checkpoints.manifest import TablePart, table_file_name
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
-from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.checkpoints.stored_rows import KeySet, StoredRows
 from tf_sparse_ps.errors import NotFoundError, TableError
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.arrays import Keys
@@ -86,7 +86,7 @@ def write(checkpoint: StoredCheckpoint, save: Save, without: Mapping[int, Keys] 
     Args:
       checkpoint: The checkpoint.
       save: The save, which is finished.
-      without: The sorted keys that are left out, int64[n], by the number of the table.
+      without: The keys that are left out, int64[n], by the number of the table.
 
     Returns:
       The number of rows that were left out.
@@ -120,22 +120,18 @@ class _Blocks:
     """
 
     def __init__(self, rows: StoredRows, without: Keys | None) -> None:
-        self._rows, self._without = rows, without
+        self._rows, self._without = rows, KeySet()
+        self._without.add([] if without is None else [without])
         self.left_out = 0
 
     def __iter__(self) -> Iterator[Block]:
         for block in self._rows.blocks():
-            if self._without is None:
+            if not self._without:
                 yield block
                 continue
-            kept = ~np.isin(block.keys, self._without)
+            kept = ~self._without.has(block.keys)
             self.left_out += len(kept) - int(np.count_nonzero(kept))
-            yield Block(
-                block.keys[kept],
-                block.rows[kept],
-                tuple(slot[kept] for slot in block.slots),
-                {name: plane[kept] for name, plane in block.metadata.items()},
-            )
+            yield block.where(kept)
 
 
 def write_rows(

@@ -264,6 +264,11 @@ class CheckpointDirectory:
             if folder.path not in needed and (folder < last or folder.path in passed_over):
                 self.remove(folder.path)
 
+    def others(self, kept: Path) -> list[str]:
+        """Returns the names of all folders of checkpoints but one, and of what saves and removals have left."""
+        names = [name for name in os.listdir(self.path) if name != kept.name]
+        return sorted(name for name in names if FOLDER_NAME.fullmatch(name) or name.startswith((_SAVING, _REMOVING)))
+
     def _make(self) -> None:
         is_new = not self.path.is_dir()
         Folder.open(self.path, Trust.GROUP, make=True).close()

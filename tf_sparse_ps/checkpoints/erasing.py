@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
 
 from tf_sparse_ps.checkpoints import compaction
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
-from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
+from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError, UnsupportedError
 from tf_sparse_ps.keys import fingerprint
 from tf_sparse_ps.table.arrays import Keys
 
 _LOW, _HIGH = -(2**63), 2**63 - 1
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,49 +37,71 @@ class Erased:
 def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
     """Writes the newest whole checkpoint again without the rows of some keys, and removes all other checkpoints.
 
-    So no file of the directory has these rows afterwards. If this is killed, run it again: the checkpoints that are
-    left are whole, and may have the rows.
+    So no checkpoint of the directory has these rows afterwards. If this is killed, run it again: the checkpoints that
+    are left are whole, and may have the rows.
 
     Args:
       path: The directory.
       keys: int64[n]. Keys without a row are allowed.
-      table: The name of the table. None: the only one of the checkpoint.
+      table: The name of the table, or its place among the tables, from "0" on. None: the only table.
 
     Raises:
       NotFoundError: There is no whole checkpoint, or it has no such table.
-      InvalidArgumentError: The checkpoint has several tables, and `table` is None.
-      StateError: Another user's checkpoint could not be removed.
+      InvalidArgumentError: There are no keys; or `table` is None or a name, and the checkpoint has several such tables.
+      UnsupportedError: Each machine has a directory of its own (`per_node=True`).
+      StateError: A checkpoint was saved meanwhile, and nothing was changed; or checkpoints could not be removed.
       WriterLockedError: Another process is saving to the directory.
       OSError: From the file system.
     """
+    if len(keys) == 0:
+        raise InvalidArgumentError("there are no ids to erase")
     directory = CheckpointDirectory(path)
+    folders = directory.find()
     checkpoint, _ = directory.newest()
     if checkpoint is None:
         raise NotFoundError(f"{path} has no checkpoint that is whole")
-    names = [str(stored["name"]) for stored in checkpoint.manifest.tables]
-    if table is None and len(names) != 1:
-        raise InvalidArgumentError(f"{checkpoint.path} has the tables {names}. Name one of them")
-    numbers = [number for number, name in enumerate(names) if table in (None, name)]
-    if len(numbers) != 1:
-        raise NotFoundError(f"{checkpoint.path} has {len(numbers)} tables {table!r}. Its tables are {names}")
-    step = next(folder.step for folder in directory.find() if folder.path == checkpoint.path)
-    with directory.saving(step, "tf-sparse-ps checkpoint erase") as save:
-        erased = compaction.write(checkpoint, save, {numbers[0]: np.unique(keys)})
-        others = [folder.path for folder in directory.find() if folder.path != save.path]
-        for other in others:  # the newest first: an increment goes before what it builds on
-            directory.remove(other)
-        left = sorted(other.name for other in others if other.exists())
+    if checkpoint.manifest.node is not None:
+        raise UnsupportedError(
+            f"{path} has the checkpoints of machine {checkpoint.manifest.node} only (per_node=True), and other "
+            "machines may not have the newest. Call layer.erase(ids) in the job, and save until none is older"
+        )
+    number = _number_of(checkpoint, table)
+    step = next((folder.step for folder in folders if folder.path == checkpoint.path), None)
+    with directory.saving(step or 0, "tf-sparse-ps checkpoint erase") as save:
+        if directory.find() != folders:
+            raise StateError(f"a checkpoint was saved to {path} meanwhile. Nothing was changed. Try again")
+        rows = compaction.write(checkpoint, save, {number: keys})
+        for folder in folders:  # the newest first: an increment goes before what it builds on
+            directory.remove(folder.path)
+        left = directory.others(save.path)
     if left:
-        raise StateError(f"{save.path} lacks the rows now, but these checkpoints could not be removed: {left}")
-    return Erased(save.path, erased, tuple(sorted(other.name for other in others)))
+        raise StateError(f"{save.path} lacks the rows now, but these folders could not be removed: {left}")
+    return Erased(save.path, rows, tuple(sorted(folder.path.name for folder in folders)))
+
+
+def _number_of(checkpoint: StoredCheckpoint, table: str | None) -> int:
+    """Returns the place of a table among those of a checkpoint."""
+    names = [str(stored["name"]) for stored in checkpoint.manifest.tables]
+    numbers = [number for number, name in enumerate(names) if table in (None, name)]
+    if not numbers and table is not None and table.isdecimal() and int(table) < len(names):
+        return int(table)
+    if not numbers:
+        raise NotFoundError(f"{checkpoint.path} has no table {table!r}. Its tables are {names}")
+    if len(numbers) > 1:
+        raise InvalidArgumentError(
+            f"{checkpoint.path} has the tables {names}. Select one by a name that only it has, or by its place, from 0 "
+            f"on. Received: {table!r}"
+        )
+    return numbers[0]
 
 
 def read_keys(file: Path, *, strings: bool = False) -> Keys:
     """Reads keys from a file.
 
     Args:
-      file: A NumPy file (.npy), or a text file with one id per line.
-      strings: Whether the ids are strings, whose fingerprints are the keys; else they are integers.
+      file: A NumPy array (.npy), or a text file in UTF-8 with one id per line. Empty lines are ignored.
+      strings: Whether the ids are strings, whose fingerprints are the keys; else they are integers. Spaces belong to
+        strings.
 
     Returns:
       int64[n].
@@ -85,30 +110,33 @@ def read_keys(file: Path, *, strings: bool = False) -> Keys:
       InvalidArgumentError: An entry of the file is not such an id.
       OSError: From the file system.
     """
-    if file.suffix == ".npy":
+    if file.suffix.lower() == ".npy":
         return _of_array(file, strings)
-    lines = file.read_bytes().splitlines()
+    try:
+        text = file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{file} is no text in UTF-8: {error}") from None
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     if strings:
-        return fingerprint(np.array(lines, object))
+        return fingerprint([line for line in lines if line])
     keys = []
     for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text:
+        entry = line.strip()
+        if not entry:
             continue
-        try:
-            keys.append(int(text))
-        except ValueError:
-            raise InvalidArgumentError(f"{file}, line {number}: {text!r} is no integer") from None
-        if not _LOW <= keys[-1] <= _HIGH:
-            raise InvalidArgumentError(f"{file}, line {number}: {keys[-1]} is no int64")
+        if not _INTEGER.fullmatch(entry) or not _LOW <= int(entry) <= _HIGH:
+            raise InvalidArgumentError(f"{file}, line {number}: must be an integer of int64. Received: {entry[:60]!r}")
+        keys.append(int(entry))
     return np.array(keys, np.int64)
 
 
 def _of_array(file: Path, strings: bool) -> Keys:
     try:
         array = np.load(file, allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise InvalidArgumentError(f"{file} cannot be read: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgumentError(f"{file} is no array, but an archive")
     kinds = "SU" if strings else "iu"
     if array.dtype.kind not in kinds or (array.dtype == np.uint64 and array.size and array.max() > _HIGH):
         wanted = "strings" if strings else "integers of int64"

@@ -40,6 +40,10 @@ class JobState:
         """Returns the number of updates that the optimizer has made."""
         return int(tf.convert_to_tensor(self.optimizer.iterations))
 
+    def changes(self) -> tuple[int, int]:
+        """Returns two numbers that are equal on all ranks: the updates, and the calls of `layer.erase`."""
+        return self.updates(), sum(binding.erasures for binding in self.tables())
+
     def tables(self) -> list[TableBinding]:
         """Returns the tables of the model's layers, in the order of the layers."""
         return tables.of(self.model)

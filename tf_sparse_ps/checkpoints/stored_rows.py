@@ -114,7 +114,7 @@ class _Part:
                 )
 
     def blocks(self, slots: bool) -> Iterator[Block]:
-        newer = _KeySet()
+        newer = KeySet()
         for at in reversed(range(len(self._files))):
             written: list[Keys] = []
             reader, file_checksum = self._files[at].open(), 0
@@ -123,16 +123,8 @@ class _Part:
                 file_checksum = zlib.crc32(reader.block_checksum(number).to_bytes(4, "little"), file_checksum)
                 if at > 0:
                     written.append(keys)
-                if not newer:
-                    yield Block(keys, rows, tuple(values), metadata)
-                    continue
-                kept = ~newer.has(keys)
-                yield Block(
-                    keys[kept],
-                    rows[kept],
-                    tuple(slot[kept] for slot in values),
-                    {name: plane[kept] for name, plane in metadata.items()},
-                )
+                block = Block(keys, rows, tuple(values), metadata)
+                yield block.where(~newer.has(keys)) if newer else block
             self._files[at].check(file_checksum)
             if at > 0:
                 newer.add([*written, self._files[at].erased_keys()])
@@ -186,7 +178,7 @@ def _files(checkpoint: StoredCheckpoint, number: int, at: int) -> list[_File]:
     )
 
 
-class _KeySet:
+class KeySet:
     """A set of keys. A bit table rejects most keys that are not in it."""
 
     def __init__(self) -> None:

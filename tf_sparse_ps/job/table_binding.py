@@ -49,6 +49,7 @@ class TableBinding:
       writes: The number of writes outside of steps since all rows were set or the ranks agreed. Steps compare it.
       content: A number that stands for what was written, equal on ranks that have written the same. Steps of replicated
         tables compare it.
+      erasures: The number of calls of `erase`, which all ranks make together.
       weights_checksum: Describes the `weights=` that a sharded table was made with; "": none.
       weight_name: The name of the variable that stands for the table in Keras.
       needs_initial_matrix: Whether this leader has made a sharded table whose initializer makes a whole matrix, and the
@@ -66,6 +67,7 @@ class TableBinding:
     leader_wrote_values: bool = False
     writes: int = 0
     content: int = 0
+    erasures: int = 0
     weights_checksum: str = ""
     needs_initial_matrix: bool = False
     weight_name: str = ""
@@ -241,6 +243,7 @@ class TableBinding:
     def erase(self, keys: npt.NDArray[np.int64]) -> None:
         """Erases the rows of keys, int64[n], on this node. Every rank calls it; the leader writes."""
         self.leader_wrote_values = True
+        self.erasures += 1
         with self.writing(number_of("erased", checksum(keys))) as writes:
             if writes:
                 with eager_ops(f"erasing rows of table {self.path}") as _ops:

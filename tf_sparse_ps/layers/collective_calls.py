@@ -152,6 +152,22 @@ def fill(binding: TableBinding) -> None:
     binding.needs_initial_matrix = False
 
 
+def agree(binding: TableBinding, call: str, facts: Mapping[str, str]) -> None:
+    """Compares what the ranks are about to do with a table, which is a collective call.
+
+    Args:
+      binding: The table.
+      call: The operation, for messages.
+      facts: Descriptions of it, by name, which must be equal on all ranks.
+
+    Raises:
+      ValueError: On all ranks: they make different operations.
+    """
+    call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
+    with tf.init_scope():  # Keras may be tracing, if a checkpoint was restored before the layer was built
+        must_agree(job.current().collectives.allgather_object({"call": call, **facts}, "tsps.load"))
+
+
 @contextlib.contextmanager
 def loading(binding: TableBinding, call: str, facts: Mapping[str, str]) -> Iterator[None]:
     """Surrounds a write of rows from outside. If the table is sharded, all ranks write together.
@@ -168,11 +184,8 @@ def loading(binding: TableBinding, call: str, facts: Mapping[str, str]) -> Itera
     if binding.placement != "sharded":
         yield
         return
-    ranks = job.current().collectives
-    call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
-    with tf.init_scope():  # Keras may be tracing, if a checkpoint was restored before the layer was built
-        must_agree(ranks.allgather_object({"call": call, **facts}, "tsps.load"))
-    with raising_on_all(ranks, call, "tsps.loaded"):
+    agree(binding, call, facts)
+    with raising_on_all(job.current().collectives, f"{call} of table {binding.ordinal}", "tsps.loaded"):
         yield
 
 

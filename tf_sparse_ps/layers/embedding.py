@@ -286,6 +286,8 @@ class Embedding(TableLayer):
             return None
         if isinstance(inputs, tf.SparseTensor):
             inputs = dense(inputs)
+        elif not hasattr(inputs, "dtype"):  # a list, or a number
+            inputs = tf.convert_to_tensor(inputs)
         return _keras.not_equal(inputs, padding(inputs))
 
     def compute_output_shape(self, input_shape: Any) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras_inputs
+from tf_sparse_ps.keys import fingerprint
+from tf_sparse_ps.table.arrays import Keys
 
 
 def refuse_other_types(ids: Any, layer: str, *, bounded: bool) -> None:
@@ -24,8 +27,8 @@ def refuse_other_types(ids: Any, layer: str, *, bounded: bool) -> None:
         if not bounded:
             return
         raise ValueError(
-            f"layer {layer!r}: ids must be integers, because the layer has an input_dim. Number the strings by a "
-            "keras.layers.StringLookup before the layer, or use an unbounded vocabulary (input_dim=None), which takes "
+            f"layer {layer!r}: ids must be integers, because the vocabulary is bounded (input_dim, key_limit). Number "
+            "the strings by a keras.layers.StringLookup before the layer, or use an unbounded vocabulary, which takes "
             "strings. Received: inputs of dtype string"
         )
     raise ValueError(
@@ -50,11 +53,11 @@ def to_int64(ids: tf.Tensor, layer: str, *, bounded: bool) -> tf.Tensor:
     """
     checks = []
     for uncast, dtype in _keras_inputs.cast_for_input(ids):
-        if not uncast.dtype.is_integer:
+        if not uncast.dtype.is_integer or dtype == tf.string:
             raise ValueError(
-                f"layer {layer!r}: ids must be integers. The model was given {uncast.dtype.name}, which Keras has cast "
-                f"to the {dtype.name} of its keras.Input. {_remedy(uncast.dtype)}. "
-                f"Received: inputs of dtype {uncast.dtype.name}"
+                f"layer {layer!r}: ids must be integers{'' if bounded else ' or strings'}. The model was given "
+                f"{uncast.dtype.name}, which Keras has cast to the {dtype.name} of its keras.Input. "
+                f"{_remedy(uncast.dtype, bounded)}. Received: inputs of dtype {uncast.dtype.name}"
             )
         checks += _check_range(uncast, dtype, layer)
     refuse_other_types(ids, layer, bounded=bounded)
@@ -67,9 +70,12 @@ def to_int64(ids: tf.Tensor, layer: str, *, bounded: bool) -> tf.Tensor:
         return tf.identity(ids) if ids.dtype == tf.int64 else tf.cast(ids, tf.int64)
 
 
-def _remedy(dtype: tf.DType) -> str:
-    if dtype == tf.string:
-        return "Use keras.Input(shape, dtype='string')"
+def _remedy(dtype: tf.DType, bounded: bool) -> str:
+    """Returns what helps if a model was given this type, and Keras has cast it."""
+    if dtype == tf.string and bounded:
+        return "Number the strings by a keras.layers.StringLookup"
+    if dtype == tf.string or dtype.is_integer:
+        return f"Use keras.Input(shape, dtype='{dtype.name}')"
     return "Floats from 2**24 on would merge ids. Pass integers, for example ids.astype('int64')"
 
 
@@ -111,6 +117,38 @@ def dense(ids: tf.SparseTensor) -> tf.Tensor:
     result = tf.sparse.to_dense(tf.sparse.reorder(ids))
     result.set_shape(ids.shape)
     return result
+
+
+def unique_keys(ids: Any, layer: str, *, limit: int | None) -> Keys:
+    """Returns the keys of ids, each once, in ascending order: int64[n]. For methods that are called eagerly.
+
+    Args:
+      ids: Integers or strings of any shape; a NumPy array or what converts to one, or a dense, ragged or sparse tensor.
+      layer: The name of the layer, for messages.
+      limit: The number of ids of a bounded vocabulary; None: it is unbounded.
+
+    Raises:
+      ValueError: The ids have another type, or one is out of range. The message names it.
+    """
+    if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
+        ids = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids.values
+    array = np.asarray(ids.numpy() if tf.is_tensor(ids) else ids)
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind in "SUO" and limit is None:
+        try:
+            # NumPy would make strings of numbers beside strings.
+            return np.unique(fingerprint(np.asarray(ids, object) if array.dtype.kind == "U" else array))
+        except TypeError as error:
+            raise ValueError(f"layer {layer!r}: {error}") from None
+    if array.dtype.kind not in "iu":
+        wanted = "integers or strings" if limit is None else "integers, because the vocabulary is bounded"
+        raise ValueError(f"layer {layer!r}: ids must be {wanted}. Received: ids of dtype {array.dtype.name}")
+    low, high = (-(2**63), 2**63) if limit is None else (0, limit)
+    for extreme in (int(array.min()), int(array.max())):
+        if not low <= extreme < high:
+            raise ValueError(f"layer {layer!r}: ids must be in [{low}, {high}). Received: {extreme}")
+    return np.unique(array.astype(np.int64))
 
 
 def padding(ids: Any) -> int | str:

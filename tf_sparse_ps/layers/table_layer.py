@@ -19,7 +19,7 @@ from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers import anchor, cached, collective_calls, row_source, rows, sharded
-from tf_sparse_ps.layers.ids import to_int64
+from tf_sparse_ps.layers.ids import unique_keys
 from tf_sparse_ps.layers.row_source import RowSource
 from tf_sparse_ps.node import activity
 
@@ -149,8 +149,9 @@ class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
     def erase(self, ids: Any, *, table: str | None = None) -> None:
         """Removes rows from a table between two steps of a job. Every rank calls it, with equal ids.
 
-        Later lookups of these ids give initial values, and training them makes new rows with new slots. The next
-        checkpoint does not have the rows. `tf-sparse-ps checkpoint erase` removes them from the checkpoints before it.
+        Later lookups of these ids give initial values, and training them makes new rows with new slots. Values that
+        came from `weights=`, `set_weights`, or an initializer of a whole matrix do not return. The next checkpoint does
+        not have the rows. `tf-sparse-ps checkpoint erase` removes them from the checkpoints before it.
 
         Args:
           ids: Integers, or strings if the vocabulary is unbounded; of any shape. Ids without a row are allowed.
@@ -158,10 +159,11 @@ class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
 
         Raises:
           ValueError: The layer is not built; it is called in a graph; the layer has no such table, or several and
-            `table` is None; or an id has a type or a value that the table cannot have.
+            `table` is None; or an id has a type or a value that the table cannot have. On all ranks: the ids differ.
+          UnavailableError, WaitTimeoutError: Another rank did not call it.
 
         Example:
-          class Forget(keras.callbacks.Callback):
+          class Forget(keras.callbacks.Callback):  # before the Checkpoint callback in fit's list
             def on_epoch_end(self, epoch, logs=None):
               users.erase(["user 17", "user 4711"])
         """
@@ -173,14 +175,9 @@ class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
         if (table is None and len(named) > 1) or (table is not None and table not in named):
             raise ValueError(f"layer {self.name!r}: `table` must be one of {sorted(named)}. Received: table={table!r}")
         binding = self._bound.bindings[0] if table is None else named[table]
-        limit = binding.config.key_limit
-        tensor = tf.convert_to_tensor(ids if np.size(ids) else np.empty(0, np.int64))
-        keys = np.unique(to_int64(tensor, self.name, bounded=limit is not None).numpy())
-        if limit is not None and len(keys) and not (keys[0] >= 0 and keys[-1] < limit):
-            wrong = keys[0] if keys[0] < 0 else keys[-1]
-            raise ValueError(f"layer {self.name!r}: ids must be in [0, {limit}). Received: {wrong}")
-        with collective_calls.loading(binding, "erasing rows", {"keys": collective_calls.digest(keys)}):
-            binding.erase(keys)
+        keys = unique_keys(ids, self.name, limit=binding.config.key_limit)
+        collective_calls.agree(binding, "erasing rows", {"ids": collective_calls.digest(keys)})
+        binding.erase(keys)
 
     # --- weights ---
 
