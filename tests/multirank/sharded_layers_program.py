@@ -166,6 +166,27 @@ def a_copy_of_a_model_has_shards_of_its_own() -> None:
     np.testing.assert_array_equal(model.predict(x, verbose=0), before)
 
 
+def rows_are_erased_on_all_nodes() -> None:
+    """Rows of replicated and sharded tables are erased, and different ids of ranks are refused."""
+    for placement in EITHER:
+        layer = tsps.Embedding(None, DIM, START, placement=placement)
+        inputs = keras.Input((3,), dtype="int64")
+        model = keras.Model(inputs, dense()(keras.layers.Flatten()(layer(inputs))))
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        model.fit(dataset(4, 6), verbose=0)
+        trained = rows_of(layer)
+        gone = np.arange(0, KEYS, 3)
+        layer.erase(gone)
+        expected = trained.copy()
+        expected[gone] = 0.5
+        np.testing.assert_array_equal(rows_of(layer), expected)
+        with pytest.raises(ValueError, match=r"ids: rank 0 has int64\[1\], checksum"):
+            layer.erase([1 + this_rank.rank()])
+        np.testing.assert_array_equal(rows_of(layer), expected)
+        model.fit(dataset(2, 7), verbose=0)
+        same(rows_of(layer))
+
+
 # --- graphs ---
 
 
@@ -332,6 +353,7 @@ SCENARIOS = (
     ragged_and_sparse_ids,
     a_narrow_pull_rounds_all_rows_alike,
     a_copy_of_a_model_has_shards_of_its_own,
+    rows_are_erased_on_all_nodes,
     look_ups_in_control_flow,
     a_function_that_is_traced_anew_and_another_one,
     many_look_ups_in_flight,
