@@ -152,7 +152,7 @@ def fill(binding: TableBinding) -> None:
     binding.needs_initial_matrix = False
 
 
-def agree(binding: TableBinding, call: str, facts: Mapping[str, str]) -> None:
+def agree(binding: TableBinding, call: str, facts: Mapping[str, str]) -> str:
     """Compares what the ranks are about to do with a table, which is a collective call.
 
     Args:
@@ -160,12 +160,16 @@ def agree(binding: TableBinding, call: str, facts: Mapping[str, str]) -> None:
       call: The operation, for messages.
       facts: Descriptions of it, by name, which must be equal on all ranks.
 
+    Returns:
+      The operation with the table, for further messages.
+
     Raises:
       ValueError: On all ranks: they make different operations.
     """
     call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
     with tf.init_scope():  # Keras may be tracing, if a checkpoint was restored before the layer was built
         must_agree(job.current().collectives.allgather_object({"call": call, **facts}, "tsps.load"))
+    return call
 
 
 @contextlib.contextmanager
@@ -184,8 +188,8 @@ def loading(binding: TableBinding, call: str, facts: Mapping[str, str]) -> Itera
     if binding.placement != "sharded":
         yield
         return
-    agree(binding, call, facts)
-    with raising_on_all(job.current().collectives, f"{call} of table {binding.ordinal}", "tsps.loaded"):
+    call = agree(binding, call, facts)
+    with raising_on_all(job.current().collectives, call, "tsps.loaded"):
         yield
 
 
