@@ -91,9 +91,35 @@ Status CreateTable(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const int64_t node, context.Scalar<int64_t>(13, "node"));
   TSPS_ASSIGN_OR_RETURN(const int64_t nodes, context.Scalar<int64_t>(14, "nodes"));
   config.shard = {static_cast<uint32_t>(node), static_cast<uint32_t>(nodes)};
+  TSPS_ASSIGN_OR_RETURN(const bool records_use, context.Scalar<bool>(15, "records_use"));
+  if (records_use) config.metadata.push_back(UseAsMetadata());
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner,
                         GroupRegistry::Get().Open(split.parent));
   return owner->Write([&](GroupWriter& writer) { return writer.CreateTable(config).status(); });
+}
+
+// Inputs: path, uuid, order ("lru", "lfu"; "": no eviction), numbers (unused_steps, max_rows,
+// half_life), keep.
+Status SetEviction(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  TSPS_ASSIGN_OR_RETURN(const std::string order, context.String(2, "order"));
+  TSPS_ASSIGN_OR_RETURN(const Tensor numbers, context.Input(3, 1, "numbers"));
+  TSPS_ASSIGN_OR_RETURN(const Tensor keep, context.Keys(4));
+  std::shared_ptr<EvictionPolicy> policy;
+  if (!order.empty()) {
+    if (numbers.size() != 3) {
+      return Error(Code::kInvalidArgument,
+                   "numbers must have shape [3]. Received: ", ShapeString(numbers.shape()));
+    }
+    policy = std::make_shared<EvictionPolicy>();
+    TSPS_ASSIGN_OR_RETURN(policy->order, EvictionPolicy::OrderFromName(order));
+    policy->unused_steps = static_cast<uint64_t>(numbers.data<int64_t>()[0]);
+    policy->max_rows = static_cast<uint64_t>(numbers.data<int64_t>()[1]);
+    policy->half_life = static_cast<uint32_t>(numbers.data<int64_t>()[2]);
+    policy->keep.insert(keep.data<int64_t>(), keep.data<int64_t>() + keep.size());
+  }
+  return table.owner->Write(
+      [&](GroupWriter& writer) { return writer.SetEviction(table.table, policy); });
 }
 
 Status BindOptimizer(const KernelContext& context) {
@@ -142,7 +168,8 @@ Status TakeIndexSeed(const KernelContext& context) {
   });
 }
 
-// Inputs: path, uuid, keys, rows, slots S.
+// Inputs: path, uuid, keys, rows, use (int64[n], each the bytes of a RowUse; int64[0]: unknown),
+// slots S.
 class AssignKernel {
  public:
   Status Init(const Attributes& attributes) {
@@ -156,16 +183,19 @@ class AssignKernel {
     std::vector<Tensor> values;  // the rows, then the slots
     std::vector<const float*> slots;
     for (int i = 0; i < 1 + n_slots_; ++i) {
-      TSPS_ASSIGN_OR_RETURN(Tensor plane, context.Input(3 + i));
+      TSPS_ASSIGN_OR_RETURN(Tensor plane, context.Input(i == 0 ? 3 : 4 + i));
       if (i > 0) slots.push_back(plane.data<float>());
       values.push_back(std::move(plane));
     }
     TSPS_RETURN_IF_ERROR(CheckShape(table, values[0], "rows", {keys.dim(0), table.config().dim}));
+    TSPS_ASSIGN_OR_RETURN(const Tensor use, context.Input(4, 1, "use"));
+    if (use.size() > 0) TSPS_RETURN_IF_ERROR(CheckShape(table, use, "use", {keys.dim(0)}));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     return table.owner->Write([&](GroupWriter& writer) -> Status {
       if (n_slots_ > 0) TSPS_RETURN_IF_ERROR(CheckSlots(table, values));
       return writer.Assign(table.table, keys.data<int64_t>(), values[0].data<float>(),
-                           slots.empty() ? nullptr : slots.data(), keys.size(), *executor);
+                           slots.empty() ? nullptr : slots.data(), keys.size(), *executor,
+                           use.size() > 0 ? use.data<int64_t>() : nullptr);
     });
   }
 
@@ -344,6 +374,7 @@ void RegisterAdminKernels() {
   RegisterKernel<FunctionKernel<OpenWriter>>("TspsOpenWriter");
   RegisterKernel<FunctionKernel<SetRun>>("TspsSetRun");
   RegisterKernel<FunctionKernel<CreateTable>>("TspsCreateTable");
+  RegisterKernel<FunctionKernel<SetEviction>>("TspsSetEviction");
   RegisterKernel<FunctionKernel<BindOptimizer>>("TspsBindOptimizer");
   RegisterKernel<FunctionKernel<RenewSlots>>("TspsRenewSlots");
   RegisterKernel<FunctionKernel<SetOptimizer>>("TspsSetOptimizer");

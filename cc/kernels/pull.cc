@@ -142,11 +142,12 @@ class PullServeKernel {
     for (const WireReader& reader : readers) state.flag |= reader.n(attributes_.sets()) > 0;
     std::vector<std::vector<Answer>> answers(readers.size(), std::vector<Answer>(n_tables));
     std::vector<std::vector<int64_t>> keys(n_tables);  // [table]: the keys of node after node
-    for (size_t node = 0; node < readers.size(); ++node) {
-      for (size_t t = 0; t < n_tables; ++t) {
+    for (size_t t = 0; t < n_tables; ++t) {
+      TSPS_ASSIGN_OR_RETURN(const bool may_change, MayEvict(tables[t]));
+      for (size_t node = 0; node < readers.size(); ++node) {
         Answer& answer = answers[node][t];
         TSPS_RETURN_IF_ERROR(Choose(readers[node], t, pulls.ahead(tables[t].table), pulls.looking(),
-                                    state.flag, &answer));
+                                    state.flag || may_change, &answer));
         keys[t].insert(keys[t].end(), answer.keys.begin(), answer.keys.end());
       }
     }
@@ -187,15 +188,28 @@ class PullServeKernel {
     return Status();
   }
 
-  // Chooses which of the rows that a node asks for it gets.
-  Status Choose(const WireReader& reader, size_t table, RowsAhead& ahead, bool looking, bool flag,
-                Answer* answer) const {
+  // Returns whether the step may evict rows, of any keys, whose old values must not be used then.
+  Result<bool> MayEvict(const TableHandle& table) const {
+    bool records_use = false;
+    if (!attributes_.ahead) return records_use;
+    TSPS_RETURN_IF_ERROR(table.group().Read([&](const ReadView& view) {
+      const PlaneList* const list = view.Planes(table.table);
+      records_use = list != nullptr && list->records_use();
+      return Status();
+    }));
+    return records_use;
+  }
+
+  // Chooses which of the rows that a node asks for it gets. `may_change`: the step may change any
+  // row.
+  Status Choose(const WireReader& reader, size_t table, RowsAhead& ahead, bool looking,
+                bool may_change, Answer* answer) const {
     std::vector<int64_t> keys(reader.n(table));
     TSPS_RETURN_IF_ERROR(reader.Keys(table, keys.data()));
     std::vector<uint8_t> stays(keys.size(), 1);
     if (attributes_.ahead) {
       stays = ahead.Stays(keys);
-      if (flag) std::fill(stays.begin(), stays.end(), 0);
+      if (may_change) std::fill(stays.begin(), stays.end(), 0);
     } else if (looking) {
       ahead.LookUpHere(keys);
     }

@@ -79,6 +79,9 @@ void BindGroup(py::module_& module) {
            py::arg("rounding") = "stochastic", py::arg("storage_folder") = "",
            py::arg("storage_memory") = 0, py::arg("storage_file_bytes") = 0, py::arg("node") = 0,
            py::arg("nodes") = 0)
+      .def("oldest_use", &PyGroup::OldestUse, py::arg("table"))
+      .def("set_eviction", &PyGroup::SetEviction, py::arg("table"), py::arg("order"),
+           py::arg("unused_steps"), py::arg("max_rows"), py::arg("half_life"), py::arg("keep"))
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
       .def("set_optimizer", &PyGroup::SetOptimizer, py::arg("table"), py::arg("id"),

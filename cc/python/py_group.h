@@ -113,6 +113,11 @@ class PyGroup {
                   const std::string& dtype, const std::string& rounding,
                   const std::string& storage_folder, uint64_t storage_memory,
                   uint64_t storage_file_bytes, uint32_t node, uint32_t nodes);
+  // Returns the committed step, and the earliest step that a row was last trained in; None if there
+  // is no row, or the table does not record it.
+  py::object OldestUse(int table);
+  void SetEviction(int table, const std::string& order, uint64_t unused_steps, uint64_t max_rows,
+                   uint32_t half_life, const KeyArray& keep);
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
   void SetOptimizer(int table, uint64_t id, uint64_t steps) {

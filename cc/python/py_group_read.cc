@@ -2,10 +2,12 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/base/racy_copy.h"
 #include "core/group/row_gather.h"
 #include "core/group/scan.h"
+#include "core/table/index.h"
 #include "core/table/planes.h"
 #include "core/table/row_records.h"
 #include "python/py_group.h"
@@ -116,7 +118,36 @@ py::dict PyGroup::Stats(int table) {
   result["trained_by"] = ToPython(stats.trained_by);
   result["index_seed"] = stats.index_seed;
   result["version"] = stats.version;
+  result["evicted_unused"] = stats.evicted_unused;
+  result["evicted_excess"] = stats.evicted_excess;
   return result;
+}
+
+py::object PyGroup::OldestUse(int table) {
+  std::optional<uint32_t> oldest;
+  uint64_t step = 0;
+  ThrowIfError(Read([&](const ReadView& view) {
+    oldest.reset();
+    step = view.step();
+    const PlaneList* const list = view.Planes(table);
+    if (list == nullptr || !list->records_use()) return Status();
+    const uint64_t rows = view.Stats(table).row_capacity;
+    // Looking at the last row maps the planes that far.
+    const auto last = static_cast<uint32_t>(rows - 1);
+    for (const size_t plane : {list->trained() - 1, list->trained() + 1}) {
+      if (rows == 0 || view.Plane(table, plane, last) == nullptr) return Status();
+    }
+    const RowUse* const uses = list->uses();
+    const uint32_t* const changed = list->changed_generations();
+    for (uint64_t row = 0; row < rows; ++row) {
+      const uint32_t trained_in = LoadRelaxed(uses[row].step);
+      if (LoadRelaxed(changed[row]) == kFreeRow) continue;
+      if (trained_in < oldest.value_or(UINT32_MAX)) oldest = trained_in;
+    }
+    return Status();
+  }));
+  if (!oldest.has_value()) return py::none();
+  return py::make_tuple(step, *oldest);
 }
 
 FloatArray PyGroup::Lookup(int table, const KeyArray& keys) {
@@ -280,7 +311,7 @@ py::dict PyGroup::Metadata(int table, const KeyArray& keys) {
     const Absent absent(key_data, numbers);
     const RowRecords records(*list);
     char* to[kMaxPlanes] = {};
-    for (size_t p = 0; p < planes.size(); ++p) to[list->first_metadata() + p] = data[p];
+    for (size_t p = 0; p < planes.size(); ++p) to[list->metadata(p)] = data[p];
     return view.ReadRecords(
         table, absent.keys.data(), absent.keys.size(),
         [&](size_t i, const char* payload) { records.Split(payload, absent.positions[i], to); });

@@ -79,6 +79,17 @@ int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64
   return table;
 }
 
+void PyGroup::SetEviction(int table, const std::string& order, uint64_t unused_steps,
+                          uint64_t max_rows, uint32_t half_life, const KeyArray& keep) {
+  const auto policy = std::make_shared<EvictionPolicy>();
+  policy->order = ValueOrThrow(EvictionPolicy::OrderFromName(order));
+  policy->unused_steps = unused_steps;
+  policy->max_rows = max_rows;
+  policy->half_life = half_life;
+  policy->keep.insert(keep.data(), keep.data() + KeyCount(keep));
+  ThrowIfError(Write([&](GroupWriter& writer) { return writer.SetEviction(table, policy); }));
+}
+
 void PyGroup::BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                             bool replace) {
   const OptimizerConfig config = OptimizerFromPython(kind, slot_init);

@@ -27,7 +27,8 @@ std::vector<size_t> PyScan::Wanted() const {
   const PlaneList& list = Planes();
   std::vector<size_t> wanted = {0};
   for (size_t p = 1; with_slots_ && p < list.planes.size(); ++p) {
-    if (p < list.trained() || p >= list.first_metadata()) wanted.push_back(p);
+    const PlaneRole role = list.planes[p].role;
+    if (role != PlaneRole::kKey && role != PlaneRole::kChanged) wanted.push_back(p);
   }
   return wanted;
 }
@@ -92,13 +93,14 @@ py::tuple PyScan::Next(size_t n) {
   std::vector<FloatArray> slots;
   py::dict metadata;
   const std::vector<MetadataPlane> declared = MetadataOf(list);
+  auto next = declared.begin();
   for (const size_t p : wanted) {
     if (p == 0) continue;
-    if (p < list.trained()) {
+    if (list.planes[p].role == PlaneRole::kSlot) {
       slots.push_back(rows_of(p));
       continue;
     }
-    const MetadataPlane& plane = declared[p - list.first_metadata()];
+    const MetadataPlane& plane = *next++;
     py::array array = NewMetadata(plane, m);
     std::copy_n(values[p].data(), m * list.planes[p].row_bytes,
                 static_cast<char*>(array.mutable_data()));

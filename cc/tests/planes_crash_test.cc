@@ -262,7 +262,8 @@ Content ContentOfScan(Scan& scan) {
   char* planes[kMaxPlanes] = {};
   for (size_t p = 0; p < list.planes.size(); ++p) {
     values.emplace_back(kBlock * list.planes[p].row_bytes, '\0');
-    if (p < list.trained() || p >= list.first_metadata()) planes[p] = values[p].data();
+    const PlaneRole role = list.planes[p].role;
+    if (role != PlaneRole::kKey && role != PlaneRole::kChanged) planes[p] = values[p].data();
   }
   while (true) {
     const auto n = scan.Next(table, kBlock, keys.data(), planes);

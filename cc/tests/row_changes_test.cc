@@ -119,7 +119,7 @@ TEST_F(RowChangesTest, CommitsOfAllKindsAreThoseOfAModel) {
     Apply(commit, &model);
     ASSERT_TRUE(Now() == model) << i;
     EXPECT_EQ(group_->Info().step, before.step + (step ? 1 : 0));
-    EXPECT_EQ(group_->Info().version, before.version + (step ? 0 : 1)) << "evictions are a step's";
+    EXPECT_EQ(group_->Info().version, before.version + (step ? 0 : 1)) << "demotions are a step's";
     if (i % 20 == 0) ASSERT_TSPS_OK(writer_->Verify());
   }
   ASSERT_TSPS_OK(writer_->Verify());

@@ -632,7 +632,7 @@ TEST_F(FailingDiskTest, ReadersSayWhichFileCannotBeRead) {
   ExpectEqual();
 }
 
-// The writer is killed at a point of a step, an eviction, a binding or a removal. Afterwards both
+// The writer is killed at a point of a step, a demotion, a binding or a removal. Afterwards both
 // tables must have the same rows.
 class KilledTieredTableTest : public TieredTableTest {
  protected:

@@ -35,7 +35,8 @@ std::vector<ParameterFilePlane> EncodePlanes(const ParameterFileInfo& info) {
   for (const Plane& plane : PlanesOf(info)) {
     ParameterFilePlane entry = {};
     std::memcpy(entry.name, plane.name.data(), plane.name.size());
-    entry.role = static_cast<uint32_t>(plane.role);
+    const bool metadata = plane.role == PlaneRole::kUse;  // readers need not know its meaning
+    entry.role = static_cast<uint32_t>(metadata ? PlaneRole::kMetadata : plane.role);
     entry.type = static_cast<uint32_t>(plane.type);
     entry.row_bytes = static_cast<uint32_t>(plane.row_bytes);
     entry.initial = plane.initial;

@@ -30,6 +30,7 @@
 #include "core/base/executor.h"
 #include "core/base/status.h"
 #include "core/group/control_file.h"
+#include "core/group/eviction_policy.h"
 #include "core/group/read_view.h"
 #include "core/group/row_number_cache.h"
 #include "core/table/initializer.h"
@@ -267,9 +268,10 @@ class GroupWriter {
   // Sets rows and adds absent keys. `slots` has SlotCount pointers to float[n, SlotWidth]; null:
   // existing keys keep their slots, and new keys get initial ones. If a key repeats, its last row
   // counts. In a tiered table the rows are set in several parts, each a quarter of the rows that
-  // fit into memory, and only each part takes effect as a whole.
+  // fit into memory, and only each part takes effect as a whole. `uses`: the RowUse of each row;
+  // null: existing rows keep theirs, and new ones count as used in the committed step.
   Status Assign(int table, const int64_t* keys, const float* rows, const float* const* slots,
-                size_t n, Executor& executor);
+                size_t n, Executor& executor, const void* uses = nullptr);
   // Does the same for any of the embedding, the slots and the metadata planes.
   Status Assign(int table, const int64_t* keys, const std::vector<PlaneValues>& planes, size_t n,
                 Executor& executor);
@@ -297,6 +299,9 @@ class GroupWriter {
   // Begins another change generation and returns its number. Scan::ChangedSince finds what is
   // written from then on. Any number of consumers may use generations.
   Result<uint32_t> MarkChanges();
+  // Lets the steps of this writer evict rows of a table; null: none. FailedPrecondition: the table
+  // does not record the use of its rows, or has rows on disk.
+  Status SetEviction(int table, std::shared_ptr<const EvictionPolicy> policy);
   // Records the run of the job that this writer belongs to; its seals name it.
   void SetRun(uint64_t run_id);
   // Sets the committed step, after a state was restored or imported.

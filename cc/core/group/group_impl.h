@@ -11,7 +11,7 @@
 #include "core/base/clock.h"
 #include "core/group/before_images.h"
 #include "core/group/control_file.h"
-#include "core/group/evictions.h"
+#include "core/group/demotions.h"
 #include "core/group/group.h"
 #include "core/group/mapped_tables.h"
 #include "core/group/overlay.h"
@@ -70,14 +70,17 @@ class MutationWait {
 // Fewer keys than this are not worth a second thread.
 constexpr size_t kSharedKeys = 16384;
 
-// Finds repeated row numbers. It is kept from step to step and has one bit per row of a table,
-// which is 0 between calls.
+// The rows that a mutation changes. It is kept from step to step and has one bit per row of a
+// table, which is 0 between mutations.
 class RowMarks {
  public:
-  // Returns the first of `positions` whose row is also that of an earlier position; -1 if there is
-  // none. Rows must be below `n_rows`.
-  int64_t FirstRepeated(const std::vector<uint32_t>& rows, const std::vector<uint32_t>& positions,
-                        uint64_t n_rows);
+  // Marks the rows at `positions`. Returns the first position whose row is also that of an earlier
+  // one; -1 if there is none. Rows must be below `n_rows`.
+  int64_t Mark(const std::vector<uint32_t>& rows, const std::vector<uint32_t>& positions,
+               uint64_t n_rows);
+  bool Has(uint32_t row) const { return (marks_[row >> 6] >> (row & 63) & 1) != 0; }
+  // Removes the marks of these rows.
+  void Clear(const std::vector<uint32_t>& rows, const std::vector<uint32_t>& positions);
 
  private:
   std::vector<uint64_t> marks_;
@@ -90,7 +93,8 @@ enum class Checked : uint8_t { kNot, kEntries, kKeys };
 struct TableMemory {
   RowMarks marks;
   std::vector<Checked> checked;  // by segment
-  Evictions evictions;           // for a tiered table
+  Demotions demotions;           // for a tiered table
+  std::shared_ptr<const EvictionPolicy> eviction;
 };
 
 class RowMutation;

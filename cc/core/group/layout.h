@@ -84,7 +84,7 @@ struct CommitRecord {
   uint64_t reserved[4];
   TableState tables[kMaxTables];
 };
-static_assert(sizeof(CommitRecord) == 64 + 128 * kMaxTables, "on-disk size");
+static_assert(sizeof(CommitRecord) == 64 + sizeof(TableState) * kMaxTables, "on-disk size");
 
 constexpr size_t kLiveOffset = kPageBytes;
 // A page of zeros for counters of a job, which other processes read.

@@ -159,7 +159,7 @@ const float* ReadView::Slot(int table, int slot, uint32_t row) const {
 
 const char* ReadView::Metadata(int table, size_t k, uint32_t row) const {
   const PlaneList* const list = Files(table).Planes(StateOf(table));
-  return list == nullptr ? nullptr : Plane(table, list->first_metadata() + k, row);
+  return list == nullptr ? nullptr : Plane(table, list->metadata(k), row);
 }
 
 Status ReadView::ReadRecords(int table, const int64_t* keys, size_t n,
@@ -189,6 +189,8 @@ TableStats ReadView::Stats(int table) const {
   stats.trained_by = {state.optimizer_id, state.optimizer_steps};
   stats.index_seed = state.index_seed;
   stats.version = state.version;
+  stats.evicted_unused = state.evicted_unused;
+  stats.evicted_excess = state.evicted_excess;
   stats.bytes = Files(table).Bytes(state);
   const PlaneList* const list = Files(table).Planes(state);
   const auto records = Files(table).Records(state);

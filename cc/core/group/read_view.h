@@ -37,7 +37,9 @@ struct TableStats {
   OptimizerConfig optimizer;
   OptimizerUse trained_by;
   uint64_t index_seed = 0;
-  uint64_t version = 0;  // number of changes outside of steps
+  uint64_t version = 0;         // number of changes outside of steps
+  uint64_t evicted_unused = 0;  // rows evicted because no step had trained them
+  uint64_t evicted_excess = 0;  // rows evicted because there were too many
   std::vector<MetadataPlane> metadata;
 };
 

@@ -8,7 +8,7 @@
 //   written mutation.Publish()              makes all of it visible
 //
 // Plan and Reserve can fail, and change nothing that readers or a recovery see, except that growth
-// of the index and evictions that must come first are committed separately. After them nothing can
+// of the index and demotions that must come first are committed separately. After them nothing can
 // fail.
 #ifndef TFSPS_CORE_GROUP_ROW_MUTATION_H_
 #define TFSPS_CORE_GROUP_ROW_MUTATION_H_
@@ -46,7 +46,7 @@ class RowMutation {
   Status Plan(const Group& group, const RowChanges& changes);
   // Plans that rows in memory move to the disk, in place of Plan. Neither the step nor a version
   // changes.
-  Status PlanEvictions(int place, std::vector<int64_t> keys);
+  Status PlanDemotions(int place, std::vector<int64_t> keys);
   // Reserves storage for new rows, and for their images in the next mutation if it is a step of the
   // same keys: so existing keys can be trained even if there is no more space. Writes the undo log,
   // except the images of rows.
@@ -79,15 +79,26 @@ class RowMutation {
   // --- Finding rows (row_mutation_plan.cc). ---
   Status PlanTables();
   Status PlanTable(RowPlan& plan);
+  // Plans a table whose existing rows are marked, and differ.
+  Status PlanUnique(RowPlan& plan);
+  // Returns the error that the key at a position has the row of an earlier one.
+  Status RepeatedRow(const TableFiles& files, const RowPlan& plan, int64_t repeated) const;
   Status CheckGradients(const RowPlan& plan);
   // Finds the row numbers of a plan's keys.
   Status FindPlanned(const TableFiles& files, const TableState& state, RowPlan& plan);
-  // Finds the entries of the keys to erase and to evict. They are searched again after growth of
+  // Finds the entries of the keys to erase and to demote. They are searched again after growth of
   // the index, which moves them.
   Status FindErased(RowPlan& plan);
   Status FindEntries(RowPlan& plan, const std::vector<int64_t>& keys);
   Status CheckErased(const RowPlan& plan) const;
   Status CheckFreshUnique(const RowPlan& plan) const;
+  // --- Eviction (row_mutation_evict.cc). ---
+  // Adds the keys that the step evicts to those that it erases.
+  Status ChooseEvicted(RowPlan& plan);
+  Status TooFewToEvict(const RowPlan& plan, const EvictionPolicy& policy) const;
+  const EvictionPolicy* EvictionOf(const RowPlan& plan) const {
+    return writer_.memory[static_cast<size_t>(plan.table)].eviction.get();
+  }
   // --- Reserving (row_mutation_reserve.cc, row_mutation_undo.cc). ---
   Status CheckMaxRows(const RowPlan& plan) const;
   // Assigns row numbers to the fresh keys: freed ones first, then new ones.
@@ -99,11 +110,11 @@ class RowMutation {
   // --- Rows on disk (row_mutation_tiers.cc). ---
   // Reads the records of fresh keys, and finds those of erased ones.
   Status FetchRecords(RowPlan& plan);
-  // Chooses rows to evict, so that the next mutation has space for the rows that it fetches. If
-  // this one does not have it, a mutation of its own evicts rows first.
-  Evictions::Rows RowsOf(const RowPlan& plan, const PlaneList& list) const;
+  // Chooses rows to demote, so that the next mutation has space for the rows that it fetches. If
+  // this one does not have it, a mutation of its own demotes rows first.
+  Demotions::Rows RowsOf(const RowPlan& plan, const PlaneList& list) const;
   Status MakeSpace(RowPlan& plan);
-  Status EvictFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept);
+  Status DemoteFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept);
   // Writes the moves of rows to the log on disk. The last thing that can fail.
   Status PrepareMoves(RowPlan& plan);
   void FinishMoves(bool published);
@@ -146,7 +157,7 @@ class RowMutation {
   std::optional<uint64_t> step_;
   OptimizerUse optimizer_;
   std::vector<RowPlan> plans_;  // one per table
-  bool only_evicts_ = false;
+  bool only_demotes_ = false;
   bool written_ = false;
   bool sealed_ = false;
 };
@@ -156,7 +167,7 @@ class RowMutation {
 void PlaceCopies(Group::Impl& group, GroupWriter::Impl& writer);
 
 // Moves all rows of a tiered table to the disk, in mutations of their own.
-Status EvictAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int place);
+Status DemoteAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int place);
 
 }  // namespace tsps
 

@@ -29,20 +29,20 @@ Status Repeated(const TableFiles& files, int64_t key) {
 
 }  // namespace
 
-int64_t RowMarks::FirstRepeated(const std::vector<uint32_t>& rows,
-                                const std::vector<uint32_t>& positions, uint64_t n_rows) {
+int64_t RowMarks::Mark(const std::vector<uint32_t>& rows, const std::vector<uint32_t>& positions,
+                       uint64_t n_rows) {
   if (marks_.size() < n_rows / 64 + 1) marks_.resize(n_rows / 64 + 1 + n_rows / 256);
-  size_t marked = 0;
-  bool repeated = false;
-  for (; marked < positions.size(); ++marked) {
-    const uint32_t row = rows[positions[marked]];
+  for (const uint32_t position : positions) {
+    const uint32_t row = rows[position];
     const uint64_t mark = uint64_t{1} << (row & 63);
-    repeated = (marks_[row >> 6] & mark) != 0;
-    if (repeated) break;
+    if ((marks_[row >> 6] & mark) != 0) return int64_t{position};
     marks_[row >> 6] |= mark;
   }
-  for (size_t i = 0; i < marked; ++i) marks_[rows[positions[i]] >> 6] = 0;
-  return repeated ? int64_t{positions[marked]} : -1;
+  return -1;
+}
+
+void RowMarks::Clear(const std::vector<uint32_t>& rows, const std::vector<uint32_t>& positions) {
+  for (const uint32_t position : positions) marks_[rows[position] >> 6] = 0;
 }
 
 Status RowMutation::PlanTables() {
@@ -95,14 +95,23 @@ Status RowMutation::PlanTable(RowPlan& plan) {
     auto& positions = plan.rows[i] == kAbsentRow ? plan.fresh : plan.existing;
     positions.push_back(static_cast<uint32_t>(i));
   }
-  const int64_t repeated = writer_.memory[static_cast<size_t>(plan.table)].marks.FirstRepeated(
-      plan.rows, plan.existing, state.rows);
-  if (repeated < 0) {
-    TSPS_RETURN_IF_ERROR(CheckFreshUnique(plan));
-    TSPS_RETURN_IF_ERROR(FindErased(plan));
-    TSPS_RETURN_IF_ERROR(CheckErased(plan));
-    return FetchRecords(plan);
-  }
+  RowMarks& marks = writer_.memory[static_cast<size_t>(plan.table)].marks;
+  const int64_t repeated = marks.Mark(plan.rows, plan.existing, state.rows);
+  const Status status = repeated < 0 ? PlanUnique(plan) : RepeatedRow(files, plan, repeated);
+  marks.Clear(plan.rows, plan.existing);
+  return status;
+}
+
+Status RowMutation::PlanUnique(RowPlan& plan) {
+  TSPS_RETURN_IF_ERROR(CheckFreshUnique(plan));
+  TSPS_RETURN_IF_ERROR(FindErased(plan));
+  TSPS_RETURN_IF_ERROR(CheckErased(plan));
+  TSPS_RETURN_IF_ERROR(FetchRecords(plan));
+  return ChooseEvicted(plan);
+}
+
+Status RowMutation::RepeatedRow(const TableFiles& files, const RowPlan& plan,
+                                int64_t repeated) const {
   const uint32_t row = plan.rows[static_cast<size_t>(repeated)];
   const auto first = std::find(plan.rows.begin(), plan.rows.end(), row) - plan.rows.begin();
   if (plan.keys[first] == plan.keys[repeated]) return Repeated(files, plan.keys[repeated]);
@@ -129,13 +138,13 @@ Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
 }
 
 Status RowMutation::FindErased(RowPlan& plan) {
-  if (plan.erase_keys.empty() && plan.moves.evicted.empty()) return Status();
+  if (plan.erase_keys.empty() && plan.moves.demoted.empty()) return Status();
   plan.erased.clear();
   plan.erased_rows.clear();
   TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.erase_keys));
   const size_t n_erased = plan.erased.size();
-  TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.moves.evicted));
-  plan.moves.n_evicted = plan.erased.size() - n_erased;
+  TSPS_RETURN_IF_ERROR(FindEntries(plan, plan.moves.demoted));
+  plan.moves.n_demoted = plan.erased.size() - n_erased;
   return Status();
 }
 

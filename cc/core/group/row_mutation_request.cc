@@ -25,7 +25,8 @@ Result<std::vector<size_t>> FindPlanes(const TableFiles& files, const PlaneList&
   std::vector<size_t> positions;
   for (const PlaneValues& values : planes) {
     const auto matches = [&](const Plane& plane) {
-      return plane.role == values.role && plane.name == values.name;
+      const bool metadata = plane.role == PlaneRole::kUse && values.role == PlaneRole::kMetadata;
+      return (plane.role == values.role || metadata) && plane.name == values.name;
     };
     const auto plane = std::find_if(list.planes.begin(), list.planes.end(), matches);
     if (plane == list.planes.end() || values.role == PlaneRole::kKey ||
@@ -167,11 +168,11 @@ Status RowMutation::Plan(const Group& group, const RowChanges& changes) {
   return PlanTables();
 }
 
-Status RowMutation::PlanEvictions(int place, std::vector<int64_t> keys) {
-  only_evicts_ = true;
+Status RowMutation::PlanDemotions(int place, std::vector<int64_t> keys) {
+  only_demotes_ = true;
   RowPlan& plan = plans_.emplace_back();
   plan.table = place;
-  plan.moves.evicted = std::move(keys);
+  plan.moves.demoted = std::move(keys);
   return PlanTables();
 }
 

@@ -79,18 +79,20 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
 }
 
 Status RowMutation::ReserveErased(RowPlan& plan) {
-  if (plan.erase_keys.empty() && plan.moves.evicted.empty()) return Status();
-  if (!plan.fresh.empty() || !plan.moves.evicted.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
+  if (plan.erase_keys.empty() && plan.moves.demoted.empty()) return Status();
+  if (!plan.fresh.empty() || !plan.moves.demoted.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
   TableFiles& files = *group_.files(plan.table);
   TableState& state = StateOf(plan);
   if (plan.n_erased() > 0) {
     std::vector<int64_t> keys = plan.moves.erased;
-    for (size_t i = 0; i < plan.erased.size() - plan.moves.n_evicted; ++i) {
+    for (size_t i = 0; i < plan.erased.size() - plan.moves.n_demoted; ++i) {
       const ErasedEntry& entry = plan.erased[i];
       keys.push_back(files.segment(entry.segment)->entries[entry.entry].key);
     }
     TSPS_RETURN_IF_ERROR(
         LogErased(files, writer_.reserver, keys, mutation_.next().changes, &state));
+    state.evicted_unused += plan.n_unused;
+    state.evicted_excess += plan.n_excess;
   }
   return writer_.reserver.Ensure(files.free_rows(),
                                  (state.free_rows + plan.erased.size()) * sizeof(uint32_t));

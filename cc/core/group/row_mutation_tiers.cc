@@ -1,5 +1,5 @@
 // How a mutation moves rows of a tiered table: it fetches rows that it needs from the disk and
-// evicts others to it, all in its one commit.
+// demotes others to it, all in its one commit.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -18,11 +18,11 @@ constexpr size_t kCompaction = 4;
 constexpr size_t kLeastCompaction = 256u << 10;
 
 // Moves rows to the disk, in a mutation of its own.
-Status Evict(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
-             Executor& executor, int place, std::vector<int64_t> keys) {
+Status Demote(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+              Executor& executor, int place, std::vector<int64_t> keys) {
   if (keys.empty()) return Status();
   RowMutation mutation(group, writer, counters, executor);
-  TSPS_RETURN_IF_ERROR(mutation.PlanEvictions(place, std::move(keys)));
+  TSPS_RETURN_IF_ERROR(mutation.PlanDemotions(place, std::move(keys)));
   TSPS_RETURN_IF_ERROR(mutation.Reserve());
   mutation.Write();
   mutation.Publish();
@@ -62,24 +62,24 @@ Status RowMutation::FetchRecords(RowPlan& plan) {
   return Status();
 }
 
-Evictions::Rows RowMutation::RowsOf(const RowPlan& plan, const PlaneList& list) const {
+Demotions::Rows RowMutation::RowsOf(const RowPlan& plan, const PlaneList& list) const {
   return {list.changed_generations(), &plan.moves.store->announced(), writer_.state.step};
 }
 
 Status RowMutation::MakeSpace(RowPlan& plan) {
   RowMoves& moves = plan.moves;
-  if (moves.store == nullptr || !moves.evicted.empty()) return Status();
+  if (moves.store == nullptr || !moves.demoted.empty()) return Status();
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   const MemoryPlan capacity = files.PlanOf(*list);
   const TableConfig& config = files.config();
   if (MostRows(config) > 0 && MostRows(config) <= capacity.rows)
     return Status();  // all rows fit into memory
-  Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
+  Demotions& demotions = writer_.memory[static_cast<size_t>(plan.table)].demotions;
   std::vector<uint32_t> kept(plan.existing.size());
   for (size_t i = 0; i < kept.size(); ++i) kept[i] = plan.rows[plan.existing[i]];
-  evictions.Resize(StateOf(plan).rows);
-  evictions.Used(kept.data(), kept.size());
+  demotions.Resize(StateOf(plan).rows);
+  demotions.Used(kept.data(), kept.size());
 
   const size_t n_fresh = plan.fresh.size();
   if (kept.size() + n_fresh > capacity.rows) {
@@ -97,7 +97,7 @@ Status RowMutation::MakeSpace(RowPlan& plan) {
                  " rows, in memory and on disk. A million places take 55 MiB");
   }
   const uint64_t free = capacity.rows - std::min(capacity.rows, StateOf(plan).live);
-  if (n_fresh > free) TSPS_RETURN_IF_ERROR(EvictFirst(plan, n_fresh - free + n_fresh / 4, kept));
+  if (n_fresh > free) TSPS_RETURN_IF_ERROR(DemoteFirst(plan, n_fresh - free + n_fresh / 4, kept));
   const uint64_t live = StateOf(plan).live + n_fresh - plan.erased.size();
   // The next mutation may fetch as many, if the table can have so many rows outside of memory.
   uint64_t next = std::min<uint64_t>(n_fresh + n_fresh / 4 + 64, capacity.rows / 4);
@@ -107,23 +107,23 @@ Status RowMutation::MakeSpace(RowPlan& plan) {
   if (n_fresh == 0 || live + next <= capacity.rows) return Status();
   const std::unordered_set<uint32_t> erased(plan.erased_rows.begin(), plan.erased_rows.end());
   for (const uint32_t row :
-       evictions.Choose(live + next - capacity.rows, RowsOf(plan, *list), kept)) {
+       demotions.Choose(live + next - capacity.rows, RowsOf(plan, *list), kept)) {
     // An erased row leaves memory anyway.
-    if (erased.count(row) == 0) moves.evicted.push_back(list->keys()[row]);
+    if (erased.count(row) == 0) moves.demoted.push_back(list->keys()[row]);
   }
   return Status();
 }
 
-Status RowMutation::EvictFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept) {
+Status RowMutation::DemoteFirst(RowPlan& plan, size_t n, const std::vector<uint32_t>& kept) {
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
   std::vector<uint32_t> stay = kept;
   stay.insert(stay.end(), plan.erased_rows.begin(), plan.erased_rows.end());
   std::vector<int64_t> keys;
-  Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
-  for (const uint32_t row : evictions.Choose(n, RowsOf(plan, *list), stay))
+  Demotions& demotions = writer_.memory[static_cast<size_t>(plan.table)].demotions;
+  for (const uint32_t row : demotions.Choose(n, RowsOf(plan, *list), stay))
     keys.push_back(list->keys()[row]);
-  TSPS_RETURN_IF_ERROR(Evict(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
+  TSPS_RETURN_IF_ERROR(Demote(group_, writer_, counters_, executor_, plan.table, std::move(keys)));
   mutation_.Reset();
   return Status();
 }
@@ -151,7 +151,8 @@ void PlaceCopies(Group::Impl& group, GroupWriter::Impl& writer) {
   }
 }
 
-Status EvictAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters, int place) {
+Status DemoteAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& counters,
+                 int place) {
   constexpr size_t kRows = 16384;  // in one mutation
   SerialExecutor executor;
   const TableState state = writer.state.tables[static_cast<size_t>(place)];
@@ -160,7 +161,7 @@ Status EvictAll(Group::Impl& group, GroupWriter::Impl& writer, GroupCounters& co
   for (uint64_t row = 0; row < state.rows; ++row) {
     if (list->changed_generations()[row] != kFreeRow) keys.push_back(list->keys()[row]);
     if (keys.size() < kRows && row + 1 < state.rows) continue;
-    TSPS_RETURN_IF_ERROR(Evict(group, writer, counters, executor, place, std::move(keys)));
+    TSPS_RETURN_IF_ERROR(Demote(group, writer, counters, executor, place, std::move(keys)));
     keys.clear();
   }
   return Status();
@@ -171,7 +172,7 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
   if (moves.store == nullptr) return Status();
   TableFiles& files = *group_.files(plan.table);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(StateOf(plan)));
-  const size_t n_evicted = moves.n_evicted;
+  const size_t n_demoted = moves.n_demoted;
   // Erased rows leave the disk as fetched ones do, but are not written anywhere.
   std::vector<int64_t> keys = moves.erased;
   std::vector<uint32_t> places = moves.erased_places;
@@ -181,11 +182,11 @@ Status RowMutation::PrepareMoves(RowPlan& plan) {
     places.push_back(moves.places[k]);
   }
   const RowRecords records(*list);
-  const size_t first = plan.erased.size() - n_evicted;
+  const size_t first = plan.erased.size() - n_demoted;
   TSPS_RETURN_IF_ERROR(moves.store->Leave(
-      {keys.data(), places.data(), keys.size()}, n_evicted, [&](size_t i, char* payload) {
+      {keys.data(), places.data(), keys.size()}, n_demoted, [&](size_t i, char* payload) {
         const uint32_t row = plan.erased_rows[first + i];
-        PrefetchAhead(i, n_evicted,
+        PrefetchAhead(i, n_demoted,
                       [&](size_t next) { records.Prefetch(plan.erased_rows[first + next]); });
         records.Copy(row, payload);
         return records.KeyOf(row);
@@ -224,16 +225,16 @@ void RowMutation::AfterMoves(const RowPlan& plan, bool published) {
   RecordStore& store = *plan.moves.store;
   if (!writer_.images.any()) store.RemoveEmptied();
   if (!published) return;
-  Evictions& evictions = writer_.memory[static_cast<size_t>(plan.table)].evictions;
+  Demotions& demotions = writer_.memory[static_cast<size_t>(plan.table)].demotions;
   std::vector<uint32_t> taken(plan.fresh.size());
   for (size_t k = 0; k < taken.size(); ++k) taken[k] = plan.rows[plan.fresh[k]];
   if (!taken.empty()) {
-    evictions.Resize(StateOf(plan).rows);
-    evictions.Taken(taken);
+    demotions.Resize(StateOf(plan).rows);
+    demotions.Taken(taken);
   }
-  if (plan.n_updates() > 0) evictions.NextStep();
+  if (plan.n_updates() > 0) demotions.NextStep();
   CollapseFiles(plan);
-  const size_t logged = plan.moves.n_evicted * plan.moves.payload_bytes;
+  const size_t logged = plan.moves.n_demoted * plan.moves.payload_bytes;
   store.CompactAhead(std::max(kCompaction * logged, kLeastCompaction));
 }
 

@@ -41,6 +41,7 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
   const RowRecords records(planes.list);
   // Drawing a row takes longer than copying one, so planes that the caller writes are skipped.
   bool is_set[kMaxPlanes] = {};
+  const uint32_t now = UseStep(step_.value_or(writer_.state.step));
   for (const size_t plane : plan.written_planes) is_set[plane] = true;
   executor_.ParallelFor(plan.fresh.size(), kRowGrain, [&](size_t begin, size_t end) {
     for (size_t k = begin; k < end; ++k) {
@@ -55,8 +56,11 @@ void RowMutation::InitializeFresh(const RowPlan& plan) {
       const bool drawn = i < plan.n_updates();
       for (size_t p = 0; p < planes.list.planes.size(); ++p) {
         const Plane& plane = planes.list.planes[p];
-        if (plane.role != PlaneRole::kSlot && plane.role != PlaneRole::kMetadata) continue;
-        if (drawn || !is_set[p]) plane.Initialize(row, 1);
+        const bool has_initial = plane.role == PlaneRole::kSlot ||
+                                 plane.role == PlaneRole::kMetadata ||
+                                 plane.role == PlaneRole::kUse;
+        if (has_initial && (drawn || !is_set[p])) plane.Initialize(row, 1);
+        if (plane.role == PlaneRole::kUse && !is_set[p]) planes.list.uses()[row].step = now;
       }
       if (drawn || !is_set[0]) InitialRow(config, plan.keys[i], planes.at(0, row));
     }
@@ -67,6 +71,10 @@ void RowMutation::UpdateRows(const RowPlan& plan, const uint32_t* positions, siz
   if (n == 0) return;
   const RowPlanes planes = Planes(plan);
   const auto trained = static_cast<int>(planes.list.trained());
+  const auto first_after_slots = 1 + static_cast<int>(planes.list.slots());
+  RowUse* const uses = planes.list.uses();
+  const EvictionPolicy* const eviction = EvictionOf(plan);
+  const uint32_t half_life = eviction == nullptr ? kDefaultHalfLife : eviction->half_life;
   const auto& [request, gradients, kind] = *plan.update;
   StoredRowUpdater updater(group_.files(plan.table)->config(), kind, request.hyper, request.n_hyper,
                            *step_);
@@ -78,10 +86,13 @@ void RowMutation::UpdateRows(const RowPlan& plan, const uint32_t* positions, siz
       planes.PrefetchChanged(row);
     });
     const uint32_t i = positions[k];
-    for (int plane = 1; plane < trained; ++plane) {
+    for (int plane = 1; plane < first_after_slots; ++plane) {
       slot_rows[plane - 1] = planes.floats(plane, plan.rows[i]);
     }
     updater.Update(plan.keys[i], gradients.at(i), planes.at(0, plan.rows[i]), slot_rows);
+    if (uses != nullptr) {
+      uses[plan.rows[i]] = Used(uses[plan.rows[i]], UseStep(*step_), half_life);
+    }
     if (!fresh) planes.Touch(plan.rows[i]);
     TSPS_FAULT_POINT("apply.row");
   }
@@ -135,8 +146,8 @@ void RowMutation::Begin() {
   for (const RowPlan& plan : plans_) {
     if (!plan.moves.prepared) continue;
     plan.moves.store->Declare();
-    // A mutation that only evicts is a part of another one, which holds places of records.
-    if (!only_evicts_ && !writer_.images.any()) plan.moves.store->PlaceCopies();
+    // A mutation that only demotes is a part of another one, which holds places of records.
+    if (!only_demotes_ && !writer_.images.any()) plan.moves.store->PlaceCopies();
   }
 }
 
@@ -193,7 +204,7 @@ void RowMutation::EraseEntries(const RowPlan& plan) {
 }
 
 void RowMutation::WriteState() {
-  if (only_evicts_) return;
+  if (only_demotes_) return;
   for (const RowPlan& plan : plans_) {
     TableState& state = StateOf(plan);
     if (!step_.has_value()) {

@@ -44,8 +44,8 @@ struct RowMoves {
   // --- For other keys. ---
   std::vector<int64_t> erased;  // erased keys whose rows are on disk
   std::vector<uint32_t> erased_places;
-  std::vector<int64_t> evicted;  // keys of rows in memory that move to the disk
-  size_t n_evicted = 0;          // number of them that were found
+  std::vector<int64_t> demoted;  // keys of rows in memory that move to the disk
+  size_t n_demoted = 0;          // number of them that were found
   bool prepared = false;
 
   // Returns the number of rows that come from the disk.
@@ -70,10 +70,10 @@ struct RowPlan {
 
   size_t n_updates() const { return update.has_value() ? update->request.n : 0; }
   // Returns the number of erased keys, on disk or in memory.
-  size_t n_erased() const { return erased.size() - moves.n_evicted + moves.erased.size(); }
+  size_t n_erased() const { return erased.size() - moves.n_demoted + moves.erased.size(); }
 
   int table = 0;  // the table's place
-  // --- The request. A plan that only evicts rows has none. ---
+  // --- The request. A plan that only demotes rows has none. ---
   std::optional<Update> update;
   std::optional<TableWrites> writes;
   std::vector<size_t> written_planes;  // positions in the table's list of the planes of `writes`
@@ -89,9 +89,11 @@ struct RowPlan {
   std::vector<uint32_t> fresh;     // positions in keys
   RowMoves moves;
   uint64_t reused = 0;  // number of free rows that are taken from the end of the stack
-  // --- Rows that leave memory: those that are erased, then those that are evicted. ---
+  // --- Rows that leave memory: those that are erased, then those that are demoted. ---
   std::vector<ErasedEntry> erased;
   std::vector<uint32_t> erased_rows;
+  uint64_t n_unused = 0;  // number of erased keys that are evicted because they were not used
+  uint64_t n_excess = 0;  // number of those that are evicted because there are too many rows
   // --- The images of existing rows in the undo log; null: no existing row is written. ---
   UndoRecordHeader* images = nullptr;
 };

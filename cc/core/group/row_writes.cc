@@ -58,7 +58,8 @@ Status GroupWriter::ApplyStep(uint64_t step, const std::vector<TableUpdate>& upd
 }
 
 Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
-                           const float* const* slots, size_t n, Executor& executor) {
+                           const float* const* slots, size_t n, Executor& executor,
+                           const void* uses) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
   TSPS_ASSIGN_OR_RETURN(
@@ -67,11 +68,12 @@ Status GroupWriter::Assign(int table, const int64_t* keys, const float* rows,
   const TableConfig& config = group_.impl_->files(place)->config();
   TSPS_ASSIGN_OR_RETURN(const StoredRows stored, StoredRows::Of(config, keys, rows, n));
   std::vector<PlaneValues> planes;
-  for (size_t p = 0; p < (slots == nullptr ? 1 : list->trained()); ++p) {
+  for (size_t p = 0; p < (slots == nullptr ? 1 : 1 + list->slots()); ++p) {
     const Plane& plane = list->planes[p];
     planes.push_back(
         {plane.role, plane.name, plane.row_bytes, p == 0 ? stored.data() : slots[p - 1]});
   }
+  if (uses != nullptr) planes.push_back({PlaneRole::kUse, kUsePlane, sizeof(RowUse), uses});
   return Assign(table, keys, planes, n, executor);
 }
 

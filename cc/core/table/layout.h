@@ -22,7 +22,7 @@
 
 namespace tsps {
 
-constexpr uint32_t kFormatVersion = 4;                    // of a group and its tables
+constexpr uint32_t kFormatVersion = 5;                    // of a group and its tables
 constexpr uint64_t kTableMagic = 0x656c626174737374ULL;   // "tsstable", little-endian
 constexpr uint64_t kPlanesMagic = 0x6e616c7073707374ULL;  // "tspsplan"
 
@@ -58,6 +58,7 @@ enum class PlaneRole : uint32_t {
   kKey = 3,        // the row's key
   kChanged = 4,    // the change generation (CommitRecord.changes) of the last write
   kMetadata = 5,   // counts and other values of the user
+  kUse = 6,        // when steps have trained the row, and how often (row_use.h)
 };
 enum class PlaneType : uint32_t {
   kFloat32 = 1,
@@ -103,7 +104,7 @@ enum TableFlag : uint32_t {
 };
 constexpr uint32_t kKnownTableFlags = kTableUsed | kTableAbsentElsewhere;  // that this build knows
 
-// A table's part of a commit record: two cache lines. In a place without a table, all fields but
+// A table's part of a commit record: three cache lines. In a place without a table, all fields but
 // `removed` are 0.
 struct TableState {
   uint64_t rows;             // row numbers in use or free: [0, rows)
@@ -122,9 +123,11 @@ struct TableState {
   uint64_t optimizer_id;     // of the optimizer that made the slots; 0: any may use them
   uint64_t optimizer_steps;  // its number of steps when it last trained the table
   uint64_t version;          // number of changes of the table outside of steps
-  uint64_t reserved[3];
+  uint64_t evicted_unused;   // number of rows evicted so far because no step had trained them
+  uint64_t evicted_excess;   // number of rows evicted so far because there were too many
+  uint64_t reserved[9];
 };
-static_assert(sizeof(TableState) == 128, "on-disk size");
+static_assert(sizeof(TableState) == 192, "on-disk size");
 
 // Sets the seed of a table's index, with its check.
 inline void SetIndexSeed(TableState* table, uint64_t seed) {

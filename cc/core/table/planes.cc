@@ -79,6 +79,16 @@ size_t RowBytesOf(const PlaneList& list, uint64_t planes) {
   return bytes;
 }
 
+MetadataPlane UseAsMetadata() { return {kUsePlane, PlaneType::kUint32, 2, 0}; }
+
+bool RecordsUse(const TableConfig& config) {
+  if (config.metadata.empty()) return false;
+  const MetadataPlane& first = config.metadata[0];
+  const MetadataPlane use = UseAsMetadata();
+  return first.name == use.name && first.type == use.type && first.elements == use.elements &&
+         first.initial == use.initial;
+}
+
 size_t RowBytes(const PlaneList& list, size_t n) {
   size_t bytes = 0;
   for (size_t p = 0; p < n; ++p) bytes += list.planes[p].row_bytes;
@@ -98,10 +108,16 @@ PlaneList PlanesOf(const TableConfig& config, const OptimizerConfig& optimizer, 
                            SlotWidth(optimizer.kind, k, dim) * sizeof(float), generation,
                            BitsOf(optimizer.slot_init[k])});
   }
+  const bool records_use = RecordsUse(config);
+  if (records_use) {
+    list.planes.push_back(
+        {kUsePlane, PlaneRole::kUse, PlaneType::kUint32, sizeof(RowUse), made, 0});
+  }
   list.planes.push_back({"key", PlaneRole::kKey, PlaneType::kInt64, sizeof(int64_t), made, 0});
   list.planes.push_back(
       {"changed", PlaneRole::kChanged, PlaneType::kUint32, sizeof(uint32_t), made, 0});
-  for (const MetadataPlane& plane : config.metadata) {
+  for (size_t k = records_use ? 1 : 0; k < config.metadata.size(); ++k) {
+    const MetadataPlane& plane = config.metadata[k];
     list.planes.push_back({plane.name, PlaneRole::kMetadata, plane.type,
                            plane.elements * ElementBytes(plane.type), made, plane.initial});
   }
@@ -123,8 +139,9 @@ bool IsNonFinite(PlaneType type, uint64_t bits) {
 
 std::vector<MetadataPlane> MetadataOf(const PlaneList& list) {
   std::vector<MetadataPlane> metadata;
-  for (size_t p = list.first_metadata(); p < list.planes.size(); ++p) {
-    const Plane& plane = list.planes[p];
+  const size_t n = list.planes.size() - 3 - list.slots();
+  for (size_t k = 0; k < n; ++k) {
+    const Plane& plane = list.planes[list.metadata(k)];
     metadata.push_back({plane.name, plane.type,
                         static_cast<uint32_t>(plane.row_bytes / ElementBytes(plane.type)),
                         plane.initial});
@@ -157,6 +174,10 @@ Status ValidateMetadata(const TableConfig& config) {
     if (IsNonFinite(plane.type, plane.initial))
       return invalid(plane.name, "must have a finite initial value");
     if (!names.insert(plane.name).second) return invalid(plane.name, "has a name that is taken");
+    if (plane.name == kUsePlane && (&plane != config.metadata.data() || !RecordsUse(config))) {
+      return invalid(plane.name, "must be the first one, with 2 elements of type uint32 and the ",
+                     "initial value 0");
+    }
   }
   constexpr size_t kMost = kMaxPlanes - 3 - kMaxSlots;
   if (config.metadata.size() <= kMost) return Status();
@@ -206,8 +227,10 @@ Result<PlaneList> PlaneListFromFile(const PlaneListFile& file, const TableConfig
   }
   TableConfig with_metadata = config;
   with_metadata.metadata.clear();
-  for (uint32_t p = 3 + slots; p < std::min<uint32_t>(file.n_planes, kMaxPlanes); ++p) {
+  for (uint32_t p = 1 + slots; p < std::min<uint32_t>(file.n_planes, kMaxPlanes); ++p) {
     const PlaneEntry& entry = file.planes[p];
+    const auto role = static_cast<PlaneRole>(entry.role);
+    if (role == PlaneRole::kKey || role == PlaneRole::kChanged) continue;
     const size_t bytes = ElementBytes(static_cast<PlaneType>(entry.type));
     with_metadata.metadata.push_back(
         {std::string(entry.name, strnlen(entry.name, sizeof(entry.name))),

@@ -12,6 +12,7 @@
 #include "core/os/mapped_file.h"
 #include "core/table/layout.h"
 #include "core/table/row_optimizer.h"
+#include "core/table/row_use.h"
 #include "core/table/table_config.h"
 
 namespace tsps {
@@ -53,18 +54,32 @@ struct PlaneList {
   size_t slots() const { return static_cast<size_t>(SlotCount(optimizer.kind)); }
   const Plane& embedding() const { return planes[0]; }
   const Plane& slot(size_t k) const { return planes[1 + k]; }
-  // The number of planes that steps and assigns change in existing rows: the embedding and the
-  // slots.
-  size_t trained() const { return 1 + slots(); }
+  // Whether the table records the use of its rows, in the plane after the slots.
+  bool records_use() const { return planes[1 + slots()].role == PlaneRole::kUse; }
+  // The number of planes that steps change in existing rows: the embedding, the slots and the use.
+  size_t trained() const { return 1 + slots() + (records_use() ? 1 : 0); }
+  // The use of rows, by row number; null if the table does not record it.
+  RowUse* uses() const {
+    return records_use() ? reinterpret_cast<RowUse*>(planes[1 + slots()].file->data()) : nullptr;
+  }
   const Plane& key() const { return planes[trained()]; }
   const Plane& changed() const { return planes[trained() + 1]; }
-  size_t first_metadata() const { return trained() + 2; }
+  // The position of the k-th plane of metadata that the table's configuration declares.
+  size_t metadata(size_t k) const {
+    if (!records_use()) return trained() + 2 + k;
+    return k == 0 ? 1 + slots() : trained() + 1 + k;
+  }
   // The arrays of keys and of change generations, by row number.
   int64_t* keys() const { return reinterpret_cast<int64_t*>(key().file->data()); }
   uint32_t* changed_generations() const {
     return reinterpret_cast<uint32_t*>(changed().file->data());
   }
 };
+
+// Returns the use of rows (row_use.h) in the form in which a table's configuration declares it.
+MetadataPlane UseAsMetadata();
+// Returns whether a table records the use of its rows: its first plane of metadata is that one.
+bool RecordsUse(const TableConfig& config);
 
 // Returns the bytes of a row in the first n planes.
 size_t RowBytes(const PlaneList& list, size_t n);

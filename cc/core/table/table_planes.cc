@@ -138,19 +138,13 @@ Status TableFiles::CreatePlanes(const TableState& state, const OptimizerConfig& 
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const bound, BoundPlanes(state));
   const uint32_t generation = state.planes + 1;
   ForgetPlanes(generation);
-  TableConfig config = *config_;  // metadata is taken from the existing planes
-  config.metadata.clear();
+  TableConfig config = *config_;
+  config.metadata = MetadataOf(*bound);
   // A tiered table has no rows in memory now. All its planes are new, because the new slots change
   // how many rows fit into its memory.
   const bool all_new = config.storage.tiered();
   PlaneList next =
       PlanesOf(config, optimizer, generation, all_new ? generation : bound->embedding().generation);
-  for (size_t p = bound->first_metadata(); p < bound->planes.size(); ++p) {
-    next.planes.push_back(bound->planes[p]);
-    if (!all_new) continue;
-    next.planes.back().generation = generation;
-    next.planes.back().file = nullptr;
-  }
   return MakePlanes(std::move(next), generation, all_new ? 0 : state.rows);
 }
 

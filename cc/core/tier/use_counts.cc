@@ -5,7 +5,7 @@
 namespace tsps {
 namespace {
 
-// At the decay of Evictions this rescales all rows that a table can have, before the weight is too
+// At the decay of Demotions this rescales all rows that a table can have, before the weight is too
 // large once more.
 constexpr size_t kRescaledAtOnce = size_t{1} << 17;
 

@@ -1,4 +1,4 @@
-#include "core/group/evictions.h"
+#include "core/group/demotions.h"
 
 #include <algorithm>
 
@@ -16,19 +16,19 @@ constexpr size_t kPrefetched = 16;  // candidates ahead of the current one
 
 }  // namespace
 
-void Evictions::NextStep() { counts_.Decay(kDecay); }
+void Demotions::NextStep() { counts_.Decay(kDecay); }
 
-void Evictions::Taken(const std::vector<uint32_t>& rows) {
+void Demotions::Taken(const std::vector<uint32_t>& rows) {
   for (const uint32_t row : rows) counts_.Forget(row);
   counts_.Count(rows.data(), rows.size());
 }
 
-bool Evictions::MayLeave(uint32_t row, const Rows& rows) const {
+bool Demotions::MayLeave(uint32_t row, const Rows& rows) const {
   return !kept_[row] && LoadRelaxed(rows.changed_generations[row]) != kFreeRow &&
          (rows.announced == nullptr || !rows.announced->IsNeeded(row, rows.step));
 }
 
-size_t Evictions::NextSlice(size_t n, size_t most, const Rows& rows) {
+size_t Demotions::NextSlice(size_t n, size_t most, const Rows& rows) {
   const size_t slice = std::min(most, std::max(n * kRowsPerWanted, kLeastRows));
   candidates_.clear();
   for (size_t i = 0; i < slice; ++i) {
@@ -47,7 +47,7 @@ size_t Evictions::NextSlice(size_t n, size_t most, const Rows& rows) {
   return slice;
 }
 
-void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
+void Demotions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
   while (taken->size() < n && !candidates_.empty()) {
     const Candidate candidate = candidates_.back();
     candidates_.pop_back();
@@ -63,7 +63,7 @@ void Evictions::Take(size_t n, const Rows& rows, std::vector<uint32_t>* taken) {
   }
 }
 
-std::vector<uint32_t> Evictions::Choose(size_t n, Rows rows, const std::vector<uint32_t>& kept) {
+std::vector<uint32_t> Demotions::Choose(size_t n, Rows rows, const std::vector<uint32_t>& kept) {
   kept_.resize(counts_.rows());
   for (const uint32_t row : kept) kept_[row] = true;
   std::vector<uint32_t> taken;

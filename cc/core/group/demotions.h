@@ -1,12 +1,12 @@
-// Evictions: chooses which rows of a tiered table leave memory to free space for others.
+// Demotions: chooses which rows of a tiered table leave memory to free space for others.
 //
 // It goes through all row numbers in a circle, a slice at a time, and chooses the rows of the slice
 // that were used least, by counts that halve every 1,024 steps. So the work of a step depends on
 // the rows that it moves, not on those in memory. In a simulation (Zipf's law with exponents of .8
 // and 1.05, a quarter of a million keys in memory), slices of six times the wanted rows made at
 // most 1 % more ids miss than a choice from all rows.
-#ifndef TFSPS_CORE_GROUP_EVICTIONS_H_
-#define TFSPS_CORE_GROUP_EVICTIONS_H_
+#ifndef TFSPS_CORE_GROUP_DEMOTIONS_H_
+#define TFSPS_CORE_GROUP_DEMOTIONS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace tsps {
 
 // Belongs to the group's writer. Not thread-safe.
-class Evictions {
+class Demotions {
  public:
   // Sets the bound of row numbers; it never decreases.
   void Resize(size_t rows) {
@@ -60,4 +60,4 @@ class Evictions {
 
 }  // namespace tsps
 
-#endif  // TFSPS_CORE_GROUP_EVICTIONS_H_
+#endif  // TFSPS_CORE_GROUP_DEMOTIONS_H_

@@ -1,0 +1,511 @@
+// Eviction beside a plain model of it: random steps, writes and erases, after each of which rows,
+// slots and uses must be those of the model.
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "core/group/scan.h"
+#include "core/table/row_use.h"
+#include "tests/group_fixture.h"
+#include "tests/killed_at.h"
+
+namespace tsps {
+namespace {
+
+constexpr int64_t kDim = 4;
+constexpr float kRate = 0.5f;
+constexpr uint64_t kSeed = 12345;
+
+TableConfig EvictingConfig() {
+  TableConfig config = MakeConfig("t", kDim);
+  config.metadata.push_back({kUsePlane, PlaneType::kUint32, 2, 0});
+  return config;
+}
+
+struct ModelRow {
+  std::vector<float> row;
+  RowUse use;
+};
+
+// A table as a map, and the rule of evictions as eviction_policy.h states it.
+class Model {
+ public:
+  Model(EvictionPolicy policy, uint64_t index_seed)
+      : policy_(std::move(policy)), index_seed_(index_seed) {}
+
+  // Makes a step of SGD with the gradient `g` in every element.
+  void Step(uint64_t step, const std::vector<int64_t>& keys, float g) {
+    const auto now = static_cast<uint32_t>(step);
+    const std::set<int64_t> changed(keys.begin(), keys.end());
+    size_t fresh = 0;
+    for (const int64_t key : keys) fresh += rows_.count(key) == 0;
+    for (const int64_t key : Evicted(step, changed, fresh)) rows_.erase(key);
+    for (const int64_t key : keys) {
+      ModelRow& entry = RowOf(key, now);
+      for (float& value : entry.row) value -= kRate * g;
+      const uint32_t halvings = now / policy_.half_life - entry.use.step / policy_.half_life;
+      entry.use = {now, (entry.use.count >> std::min(31u, halvings)) + 256};
+    }
+  }
+  void Assign(uint64_t step, const std::vector<int64_t>& keys, float value) {
+    for (const int64_t key : keys) {
+      RowOf(key, static_cast<uint32_t>(step)).row.assign(kDim, value);
+    }
+  }
+  void Erase(const std::vector<int64_t>& keys) {
+    for (const int64_t key : keys) rows_.erase(key);
+  }
+  // Adopts the rows of a state.
+  void Restore(std::map<int64_t, ModelRow> rows) { rows_ = std::move(rows); }
+
+  const std::map<int64_t, ModelRow>& rows() const { return rows_; }
+  uint64_t unused() const { return unused_; }
+  uint64_t excess() const { return excess_; }
+
+ private:
+  ModelRow& RowOf(int64_t key, uint32_t now) {
+    ModelRow& entry = rows_[key];
+    if (entry.row.empty()) {
+      entry.row.resize(kDim);
+      InitialRow(EvictingConfig(), key, entry.row.data());
+      entry.use = {now, 0};
+    }
+    return entry;
+  }
+
+  std::vector<int64_t> Evicted(uint64_t step, const std::set<int64_t>& changed, size_t fresh) {
+    struct Candidate {
+      uint64_t first, second, hash;
+      int64_t key;
+      bool operator<(const Candidate& other) const {
+        return std::tie(first, second, hash) < std::tie(other.first, other.second, other.hash);
+      }
+    };
+    const uint64_t live = rows_.size();
+    uint64_t wanted = 0;
+    if (policy_.max_rows > 0 && live + fresh > policy_.max_rows) {
+      wanted = std::min<uint64_t>(live + fresh - policy_.max_rows, fresh + 1024);
+    }
+    for (uint64_t n = std::max<uint64_t>(1024, 8 * wanted);; n *= 4) {
+      std::vector<int64_t> evicted;
+      std::vector<Candidate> others;
+      const uint64_t begin = step * 0x9E3779B97F4A7C15u;
+      const uint64_t span = n >= live ? UINT64_MAX : UINT64_MAX / live * n;
+      for (const auto& [key, entry] : rows_) {
+        const uint64_t hash = HashKey(key, index_seed_);
+        if (hash - begin > span || changed.count(key) != 0 || policy_.keep.count(key) != 0)
+          continue;
+        const uint64_t age = step - entry.use.step;
+        if (policy_.unused_steps > 0 && age >= policy_.unused_steps) {
+          evicted.push_back(key);
+          continue;
+        }
+        const auto now = static_cast<uint32_t>(step);
+        const uint32_t halvings = now / policy_.half_life - entry.use.step / policy_.half_life;
+        const uint64_t count = entry.use.count >> std::min(31u, halvings);
+        if (policy_.order == EvictionPolicy::Order::kLeastRecent) {
+          others.push_back({entry.use.step, count, hash, key});
+        } else {
+          others.push_back({count, entry.use.step, hash, key});
+        }
+      }
+      if (evicted.size() + others.size() < wanted && n < live) continue;
+      std::sort(others.begin(), others.end());
+      unused_ += evicted.size();
+      for (size_t i = 0; evicted.size() < wanted && i < others.size(); ++i, ++excess_) {
+        evicted.push_back(others[i].key);
+      }
+      return evicted;
+    }
+  }
+
+  const EvictionPolicy policy_;
+  const uint64_t index_seed_;
+  std::map<int64_t, ModelRow> rows_;
+  uint64_t unused_ = 0, excess_ = 0;
+};
+
+std::map<int64_t, ModelRow> RowsOf(const ReadView& view, int table) {
+  std::map<int64_t, ModelRow> rows;
+  VisitRows(view, table, [&](int64_t key, uint32_t row) {
+    ModelRow& entry = rows[key];
+    entry.row.resize(kDim);
+    RacyRead(entry.row.data(), view.Row(table, row), kDim * sizeof(float));
+    RacyRead(&entry.use, view.Metadata(table, 0, row), sizeof(entry.use));
+  });
+  return rows;
+}
+
+std::map<int64_t, ModelRow> RowsOf(Group& group, int table) {
+  std::map<int64_t, ModelRow> rows;
+  const Status status = group.Read([&](const ReadView& view) {
+    rows = RowsOf(view, table);
+    return Status();
+  });
+  EXPECT_TRUE(status.ok()) << status.message();
+  return rows;
+}
+
+// Returns a description of the first difference; "" if there is none.
+std::string Difference(const std::map<int64_t, ModelRow>& rows,
+                       const std::map<int64_t, ModelRow>& expected) {
+  for (const auto& [key, entry] : expected) {
+    const auto found = rows.find(key);
+    if (found == rows.end()) return "key " + std::to_string(key) + " is absent";
+    const ModelRow& row = found->second;
+    if (row.use.step != entry.use.step || row.use.count != entry.use.count) {
+      return "key " + std::to_string(key) + " has another use";
+    }
+    if (row.row != entry.row) return "key " + std::to_string(key) + " has another row";
+  }
+  if (rows.size() == expected.size()) return "";
+  return std::to_string(rows.size()) + " rows, expected " + std::to_string(expected.size());
+}
+
+// Keys that a step trains: some of a few hot ones, and some of a range that moves on.
+std::vector<int64_t> KeysOf(uint64_t step, size_t n) {
+  std::mt19937_64 random(step * 31 + 7);
+  std::set<int64_t> keys;
+  while (keys.size() < n) {
+    const bool hot = random() % 3 == 0;
+    const auto drift = static_cast<int64_t>(step * n / 2);
+    keys.insert(hot ? static_cast<int64_t>(random() % (2 * n))
+                    : 1000000 + drift + static_cast<int64_t>(random() % (4 * n)));
+  }
+  return {keys.begin(), keys.end()};
+}
+
+struct Case {
+  const char* name;
+  uint64_t unused_steps, max_rows;
+  EvictionPolicy::Order order;
+  size_t batch;
+};
+
+EvictionPolicy PolicyOf(const Case& c) {
+  EvictionPolicy policy;
+  policy.unused_steps = c.unused_steps;
+  policy.max_rows = c.max_rows;
+  policy.order = c.order;
+  policy.half_life = 7;
+  policy.keep = {0, 1, 1000003};
+  return policy;
+}
+
+class EvictionTest : public GroupTest {
+ protected:
+  void SetUp() override { MakeAt(dir_ / "g"); }
+
+  void MakeAt(const std::string& path) {
+    GroupDraw draw = GroupDraw::Random();
+    draw.index_seed = kSeed;
+    auto group = Group::Create(path, kUuid, draw);
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    writer_.reset();
+    group_ = *group;
+    OpenWriter();
+  }
+  int AddEvicting(const EvictionPolicy& policy) {
+    const auto table = writer_->CreateTable(EvictingConfig());
+    EXPECT_TRUE(table.ok()) << table.status().message();
+    OptimizerConfig sgd;
+    sgd.kind = OptimizerKind::kSgd;
+    EXPECT_TRUE(writer_->BindOptimizer(*table, sgd, false).ok());
+    SetPolicy(*table, policy);
+    return *table;
+  }
+  void SetPolicy(int table, const EvictionPolicy& policy) {
+    ASSERT_TSPS_OK(writer_->SetEviction(table, std::make_shared<EvictionPolicy>(policy)));
+  }
+  Status Train(int table, const std::vector<int64_t>& keys, float g) {
+    const std::vector<float> gradients(keys.size() * kDim, g);
+    TableUpdate update;
+    update.table = table;
+    update.keys = keys.data();
+    update.gradients = gradients.data();
+    update.n = keys.size();
+    update.hyper = &kRate;
+    update.n_hyper = 1;
+    return writer_->ApplyStep(group_->step() + 1, {update}, executor_);
+  }
+  std::string DifferenceByOrder();
+  void Expect(int table, const Model& model, const std::string& when) {
+    ASSERT_EQ(Difference(RowsOf(*group_, table), model.rows()), "") << when;
+    const TableStats stats = StatsOf(table);
+    ASSERT_EQ(stats.evicted_unused, model.unused()) << when;
+    ASSERT_EQ(stats.evicted_excess, model.excess()) << when;
+  }
+};
+
+class EvictionModelTest : public EvictionTest, public ::testing::WithParamInterface<Case> {};
+
+TEST_P(EvictionModelTest, EveryStateIsThatOfTheModel) {
+  const EvictionPolicy policy = PolicyOf(GetParam());
+  const int table = AddEvicting(policy);
+  Model model(policy, StatsOf(table).index_seed);
+  std::mt19937_64 random(99);
+  for (uint64_t step = 1; step <= 150; ++step) {
+    const std::string when = "step " + std::to_string(step);
+    const float g = static_cast<float>(step % 5) - 2;
+    const std::vector<int64_t> keys = KeysOf(step, GetParam().batch);
+    ASSERT_TSPS_OK(Train(table, keys, g));
+    model.Step(step, keys, g);
+    Expect(table, model, when);
+    if (HasFatalFailure()) return;
+    if (step % 10 == 4) {  // rows of other origin
+      const std::vector<int64_t> set = KeysOf(1000 + step, 50);
+      const std::vector<float> rows(set.size() * kDim, static_cast<float>(step));
+      ASSERT_TSPS_OK(
+          writer_->Assign(table, set.data(), rows.data(), nullptr, set.size(), executor_));
+      model.Assign(step, set, static_cast<float>(step));
+    }
+    if (step % 10 == 8) {
+      const std::vector<int64_t> erased = KeysOf(step, 30);
+      ASSERT_TRUE(writer_->Erase(table, erased.data(), erased.size()).ok());
+      model.Erase(erased);
+    }
+    if (step == 60) {  // the writer remembers nothing that a decision needs
+      Reopen();
+      SetPolicy(table, policy);
+    }
+    if (step == 100) {
+      OptimizerConfig adagrad;
+      adagrad.kind = OptimizerKind::kAdagrad;
+      ASSERT_TSPS_OK(writer_->BindOptimizer(table, adagrad, true));
+      Expect(table, model, when + ", with other slots");
+      OptimizerConfig sgd;
+      sgd.kind = OptimizerKind::kSgd;
+      ASSERT_TSPS_OK(writer_->BindOptimizer(table, sgd, true));
+    }
+  }
+  ASSERT_TSPS_OK(writer_->Verify());
+  EXPECT_GT(model.unused() + model.excess(), 1000u);
+  if (policy.max_rows > 0) EXPECT_LE(model.rows().size(), policy.max_rows);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Policies, EvictionModelTest,
+    ::testing::Values(Case{"unused", 12, 0, EvictionPolicy::Order::kLeastRecent, 300},
+                      Case{"lru", 0, 5000, EvictionPolicy::Order::kLeastRecent, 400},
+                      Case{"lfu", 0, 5000, EvictionPolicy::Order::kLeastFrequent, 400},
+                      Case{"both", 15, 6000, EvictionPolicy::Order::kLeastFrequent, 900},
+                      Case{"tight", 0, 1300, EvictionPolicy::Order::kLeastRecent, 1200}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// Inserts the same keys into two tables, in another order, and returns how they differ after some
+// steps.
+std::string EvictionTest::DifferenceByOrder() {
+  EvictionPolicy policy;
+  policy.max_rows = 3000;
+  std::map<int64_t, ModelRow> results[2];
+  TempDir dirs[2];
+  for (int order = 0; order < 2; ++order) {
+    MakeAt(dirs[order] / "g");
+    const int table = AddEvicting(policy);
+    std::vector<int64_t> keys(3000);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i) * 77;
+    if (order == 1) std::shuffle(keys.begin(), keys.end(), std::mt19937_64(3));
+    const std::vector<float> rows(keys.size() * kDim, 1.0f);
+    const size_t parts = order == 0 ? 1 : 30;
+    for (size_t p = 0; p < parts; ++p) {
+      const size_t n = keys.size() / parts;
+      const Status set = writer_->Assign(table, keys.data() + p * n, rows.data() + p * n * kDim,
+                                         nullptr, n, executor_);
+      EXPECT_TRUE(set.ok()) << set.message();
+    }
+    for (uint64_t step = 1; step <= 20; ++step) {
+      EXPECT_TRUE(Train(table, KeysOf(step, 200), 1.0f).ok());
+    }
+    results[order] = RowsOf(*group_, table);
+  }
+  return Difference(results[0], results[1]);
+}
+
+TEST_F(EvictionTest, TheOrderOfInsertionDoesNotMatter) { EXPECT_EQ(DifferenceByOrder(), ""); }
+
+TEST_F(EvictionTest, ALowerBoundIsReachedStepByStep) {
+  EvictionPolicy policy;
+  const int table = AddEvicting(policy);
+  for (uint64_t step = 1; step <= 20; ++step) {
+    ASSERT_TSPS_OK(Train(table, KeysOf(step, 1000), 1.0f));
+  }
+  const uint64_t before = StatsOf(table).rows;
+  ASSERT_GT(before, 8000u);
+  policy.max_rows = 2000;
+  SetPolicy(table, policy);
+  ASSERT_TSPS_OK(Train(table, {5}, 1.0f));
+  EXPECT_LE(StatsOf(table).rows, before - 1024);
+  EXPECT_GE(StatsOf(table).rows, before - 1026) << "the work of a step is bounded";
+  for (int i = 0; i < 20; ++i) ASSERT_TSPS_OK(Train(table, {5}, 1.0f));
+  EXPECT_EQ(StatsOf(table).rows, 2000u);
+}
+
+TEST_F(EvictionTest, UnusedRowsLeaveWithinAboutTwoTurns) {
+  EvictionPolicy policy;
+  policy.unused_steps = 10;
+  const int table = AddEvicting(policy);
+  std::vector<int64_t> keys(20000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i) * 13;
+  ASSERT_TSPS_OK(Train(table, keys, 1.0f));
+  int steps = 0;
+  for (; StatsOf(table).rows > 1 && steps < 200; ++steps) ASSERT_TSPS_OK(Train(table, {-1}, 1.0f));
+  EXPECT_LE(steps, 10 + 2 * 20) << "20 steps look at all rows";
+}
+
+TEST_F(EvictionTest, AStepWithMoreKeysThanTheBoundChangesNothing) {
+  EvictionPolicy policy;
+  policy.max_rows = 500;
+  policy.keep = {1, 2, 3};
+  const int table = AddEvicting(policy);
+  ASSERT_TSPS_OK(Train(table, {1, 2, 3}, 1.0f));
+  const auto before = RowsOf(*group_, table);
+  std::vector<int64_t> keys(498);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = 100 + static_cast<int64_t>(i);
+  const Status status = Train(table, keys, 1.0f);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_NE(status.message().find("498 keys"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("at most 500 rows"), std::string::npos) << status.message();
+  EXPECT_EQ(Difference(RowsOf(*group_, table), before), "");
+  keys.pop_back();
+  ASSERT_TSPS_OK(Train(table, keys, 1.0f));
+  EXPECT_EQ(StatsOf(table).rows, 500u);
+  ASSERT_TSPS_OK(Train(table, {7, 8}, 1.0f));
+  for (const int64_t kept : {1, 2, 3}) EXPECT_EQ(RowsOf(*group_, table).count(kept), 1u);
+}
+
+TEST_F(EvictionTest, ATableWithoutUsesRefusesAPolicy) {
+  const int table = AddTable("plain", 4);
+  const Status status = writer_->SetEviction(table, std::make_shared<EvictionPolicy>());
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+}
+
+TEST_F(EvictionTest, IncrementsHaveTheEvictedKeys) {
+  EvictionPolicy policy;
+  policy.max_rows = 1000;
+  const int table = AddEvicting(policy);
+  ASSERT_TSPS_OK(Train(table, KeysOf(1, 900), 1.0f));
+  const auto before = RowsOf(*group_, table);
+  const auto mark = writer_->MarkChanges();
+  ASSERT_TRUE(mark.ok());
+  for (uint64_t step = 2; step < 10; ++step) ASSERT_TSPS_OK(Train(table, KeysOf(step, 200), 1.0f));
+  const auto after = RowsOf(*group_, table);
+  auto scan = Scan::Begin(*group_, {table}, Scan::Options());
+  ASSERT_TRUE(scan.ok()) << scan.status().message();
+  const auto changes = (*scan)->ChangedSince(table, *mark);
+  ASSERT_TRUE(changes.ok());
+  ASSERT_FALSE(changes->everything);
+  std::map<int64_t, ModelRow> replayed = before;
+  for (const int64_t key : changes->erased) replayed.erase(key);
+  for (const int64_t key : changes->written) replayed[key] = after.at(key);
+  EXPECT_EQ(Difference(replayed, after), "");
+  EXPECT_GT(changes->erased.size(), 100u);
+}
+
+#ifdef TFSPS_FAULT_POINTS
+
+// Returns whether `differs` returns true in a child process with a mechanism off.
+template <typename Differs>
+bool FoundWithout(const char* mechanism, const Differs& differs) {
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("TFSPS_FAULT_OFF", mechanism, 1);
+    _exit(differs() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status == 0;
+}
+
+TEST_F(EvictionTest, ATableThatEvictsInRowOrderIsFound) {
+  EXPECT_TRUE(FoundWithout("evict.order", [&] { return !DifferenceByOrder().empty(); }));
+}
+
+TEST_F(EvictionTest, AnEvictionOfAKeyOfTheStepIsFound) {
+  EvictionPolicy policy;
+  policy.max_rows = 1300;
+  const auto differs = [&] {
+    const TempDir dir;
+    MakeAt(dir / "g");
+    const int table = AddEvicting(policy);
+    Model model(policy, StatsOf(table).index_seed);
+    for (uint64_t step = 1; step <= 10; ++step) {
+      const std::vector<int64_t> keys = KeysOf(step, 1200);
+      if (!Train(table, keys, 1.0f).ok()) return true;
+      model.Step(step, keys, 1.0f);
+      if (!Difference(RowsOf(*group_, table), model.rows()).empty()) return true;
+    }
+    return false;
+  };
+  EXPECT_FALSE(FoundWithout("", differs));
+  EXPECT_TRUE(FoundWithout("evict.touched", differs));
+}
+
+// A writer is killed in steps that evict. The group then has the state before or after the step.
+class EvictionKillTest : public EvictionTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(EvictionKillTest, EveryKillLeavesAWholeStep) {
+  constexpr uint64_t kSteps = 40;
+  EvictionPolicy policy;
+  policy.max_rows = 2500;
+  policy.unused_steps = 9;
+  policy.order = EvictionPolicy::Order::kLeastFrequent;
+  const int table = AddEvicting(policy);
+  const uint64_t index_seed = StatsOf(table).index_seed;
+  std::vector<std::map<int64_t, ModelRow>> expected(1);
+  Model model(policy, index_seed);
+  for (uint64_t step = 1; step <= kSteps; ++step) {
+    model.Step(step, KeysOf(step, 700), 1.0f);
+    expected.push_back(model.rows());
+  }
+  writer_.reset();
+  group_.reset();
+  const auto train = [&] {
+    auto group = Group::Open(dir_ / "g");
+    if (!group.ok()) _exit(10);
+    group_ = *group;
+    auto writer = group_->OpenWriter();
+    if (!writer.ok()) _exit(11);
+    writer_ = std::move(*writer);
+    if (!writer_->SetEviction(table, std::make_shared<EvictionPolicy>(policy)).ok()) _exit(12);
+    for (uint64_t step = group_->step() + 1; step <= kSteps; ++step) {
+      if (!Train(table, KeysOf(step, 700), 1.0f).ok()) _exit(13);
+    }
+  };
+  int kills = 0;
+  for (long n = 3; KilledAt(GetParam(), n, train); n += 1 + n / 2, ++kills) {
+    const std::string when = std::string(GetParam()) + ":" + std::to_string(n);
+    auto group = Group::Open(dir_ / "g");
+    ASSERT_TRUE(group.ok()) << when;
+    ASSERT_EQ(Difference(RowsOf(**group, table), expected[(*group)->step()]), "") << when;
+    auto writer = (*group)->OpenWriter();
+    ASSERT_TRUE(writer.ok()) << when << ": " << writer.status().message();
+    ASSERT_TSPS_OK((*writer)->Verify());
+    ASSERT_EQ(Difference(RowsOf(**group, table), expected[(*group)->step()]), "") << when;
+  }
+  EXPECT_GE(kills, 2) << "the writer passes the point too rarely";
+  auto group = Group::Open(dir_ / "g");
+  ASSERT_EQ((*group)->step(), kSteps);
+  EXPECT_EQ(Difference(RowsOf(**group, table), expected[kSteps]), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, EvictionKillTest,
+                         ::testing::Values("undo.reserved", "undo.record", "undo.block",
+                                           "begin.undo_valid", "begin.odd", "apply.row",
+                                           "erase.entry", "commit.insert", "publish.record",
+                                           "publish.even", "split.undo", "split.rebuilt",
+                                           "reserve.grown"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '.', '_');
+                           return name;
+                         });
+
+#endif  // TFSPS_FAULT_POINTS
+
+}  // namespace
+}  // namespace tsps
