@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from tf_sparse_ps import callbacks, collectives, config, errors, job, keys, layers, optimizers, schedules, table
     from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
     from tf_sparse_ps.collectives.registry import init
-    from tf_sparse_ps.config import DeviceCache, FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
+    from tf_sparse_ps.config import DeviceCache, Eviction, FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -32,6 +32,7 @@ __all__ = [
     "Embedding",
     "EmbeddingCollection",
     "EmbeddingReduce",
+    "Eviction",
     "FeatureConfig",
     "MetadataPlane",
     "Sharded",
@@ -63,6 +64,7 @@ _HOME = {
     "EmbeddingCollection": "layers.embedding_collection",
     "TableConfig": "config",
     "DeviceCache": "config",
+    "Eviction": "config",
     "FeatureConfig": "config",
     "MetadataPlane": "config",
     "Sharded": "config",

@@ -44,6 +44,7 @@ OWN = "other and custom initializers"
 CONSTRAINTS = "`embeddings_constraint`: NonNeg; MaxNorm, UnitNorm, MinMaxNorm with `axis=1`"
 NARROW = 'rows of 16 bits: `table=TableConfig(..., dtype="bfloat16")`, or "float16"'
 ERASE = "`layer.erase`"
+EVICTION = "`eviction=`, `layer.evict`"
 MATRIX = "`get_weights`, `set_weights`, of the model too"
 CONTROL_FLOW = "inside `tf.cond`, `tf.while_loop`, `tf.map_fn`, `tf.recompute_grad`"
 
@@ -155,6 +156,23 @@ def rows_are_erased_between_steps(rank: Any) -> None:
     _assert_refused(lambda: layer.erase([4 + rank.rank]), "rank 0 has int64[1]")
     assert len(table) == ROWS
     rank.same([rows.tolist(), slots[0].tolist()])
+
+
+@works("layers", EVICTION)
+def rows_that_are_evicted(rank: Any) -> None:
+    layer = tsps.Embedding(None, DIM, eviction=tsps.Eviction(1, max_rows=ROWS + 1, keep=[2]))
+    ours = model(layer)
+    ours.compile(wrapped(optimizer("Adagrad", 0.1)), "mse")
+    batch = np.arange(BATCHES * BATCH)[:, np.newaxis] // BATCH
+    ours.fit(IDS[rank.rank] + ROWS * batch, TARGETS[rank.rank], batch_size=BATCH, shuffle=False, verbose=0)
+    table = layer.bindings[0].reader()
+    expected = np.array([2, *range((BATCHES - 1) * ROWS, BATCHES * ROWS)])  # those of the last batch, and the kept one
+    np.testing.assert_array_equal(np.sort(table.keys()), expected)
+    assert table.stats()["evicted_unused"] > 0
+    rank.same(table.metadata(expected)["use"].tolist())
+    layer.evict(tsps.Eviction(max_rows=2))
+    assert len(table) == 2
+    _assert_refused(lambda: layer.evict(tsps.Eviction(3 + rank.rank)), "rank 0 has")
 
 
 @refused("layers", "strings as ids of a bounded vocabulary", "StringLookup")

@@ -92,7 +92,9 @@ def make_model(options: Options) -> Any:
     users = tsps.TableConfig(
         "users", 4, initializer="uniform", seed=3, placement=placement, storage=storage, cache=cache
     )
-    items = tsps.TableConfig("items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement)
+    evicts = not options.schedule.startswith("Delayed")  # the same rows after a restart
+    eviction = tsps.Eviction(4, max_rows=280, policy="lfu", half_life=3, keep=[0, 7]) if evicts else None
+    items = tsps.TableConfig("items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement, eviction=eviction)
     inputs = keras.Input((WIDTH,), dtype="int64")
     parts = [
         keras.layers.Flatten()(tsps.Embedding(None, 4, table=users, name="users")(inputs)),

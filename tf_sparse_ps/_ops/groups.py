@@ -176,6 +176,7 @@ def create_table(
     storage_memory: int = 0,
     node: int = 0,
     nodes: int = 0,
+    records_use: bool = False,
 ) -> None:
     """Creates a table. Writer only.
 
@@ -195,11 +196,25 @@ def create_table(
         storage_memory: The bytes of memory that a table with rows on disk may take.
         node: The number of this node, for a sharded table; else 0.
         nodes: The number of nodes, for a sharded table; 0: the whole table is here.
+        records_use: Whether steps record the use of rows, which evicting them needs.
     """
     args = tf.constant(initializer_args, tf.float32)
     memory = tf.constant(storage_memory, tf.int64)
     values = (initializer, args, seed, salt, dtype, rounding, storage_folder, memory)
-    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, *values, node, nodes)
+    lib.tsps_create_table(path, uuid, dim, key_limit, max_rows, *values, node, nodes, records_use)
+
+
+def set_eviction(path: str, uuid: str, order: str, numbers: Sequence[int], keep: Sequence[int]) -> None:
+    """Determines which rows of a table the steps of this process evict. Writer only.
+
+    Args:
+        path: The path of the table.
+        uuid: The uuid of the table.
+        order: "lru" or "lfu"; "": no rows are evicted.
+        numbers: unused_steps, max_rows on this node, and half_life; 0: unlimited.
+        keep: The keys that are never evicted.
+    """
+    lib.tsps_set_eviction(path, uuid, order, tf.constant(numbers, tf.int64), tf.constant(keep, tf.int64, [len(keep)]))
 
 
 def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:
@@ -239,7 +254,12 @@ def take_index_seed(path: str, uuid: str, index_seed: int) -> None:
 
 
 def assign(
-    path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor, rows: tf.Tensor, slots: Sequence[tf.Tensor] = ()
+    path: tf.Tensor | str,
+    uuid: tf.Tensor | str,
+    keys: tf.Tensor,
+    rows: tf.Tensor,
+    slots: Sequence[tf.Tensor] = (),
+    use: tf.Tensor | None = None,
 ) -> None:
     """Sets rows (and slots), adding absent keys. Writer only.
 
@@ -250,8 +270,10 @@ def assign(
         rows: The rows, float32[n, dim].
         slots: The slots, float32[n, dim] each, or float32[n, 1] if the rule keeps one float per row. Empty: existing
             keys keep their slots.
+        use: The use of the rows, int64[n], each the bytes of a RowUse (cc/core/table/row_use.h). None: existing keys
+            keep theirs, and new ones count as used in the committed step.
     """
-    lib.tsps_assign(path, uuid, keys, rows, list(slots))
+    lib.tsps_assign(path, uuid, keys, rows, tf.zeros([0], tf.int64) if use is None else use, list(slots))
 
 
 def erase(path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor) -> tf.Tensor:

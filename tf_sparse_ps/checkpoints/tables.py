@@ -23,6 +23,7 @@ from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.layers import rows
@@ -213,7 +214,7 @@ class Stored:
             with bar(stored.at_most, f"restore {binding.config.name}") as progress:
                 try:
                     for block in _read_ahead(_joined(stored.blocks(carried))):
-                        yield block
+                        yield block if USE.name in block.metadata else _used_at(self._step, block)
                         progress.update(len(block.keys))
                         fault_points.reach("rows_restored")
                 except (DamagedFileError, NotFoundError, OSError) as error:
@@ -236,15 +237,21 @@ def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
             yield block
 
 
+def _used_at(step: int, block: Block) -> Block:
+    """Returns a block whose rows count as used in a step, because their use was not saved."""
+    use = np.tile(np.array([min(step, 2**32 - 1), 0], np.uint32), (len(block.keys), 1))
+    return block._replace(metadata={**block.metadata, USE.name: use})
+
+
 def _joined(blocks: Iterator[Block]) -> Iterator[Block]:
-    """Joins blocks into larger ones, without metadata: each is a mutation of the table. Three are in memory."""
+    """Joins blocks into larger ones: each is a mutation of the table. Three are in memory."""
     parts: list[Block] = []
 
     def join() -> Block:
         slots = tuple(np.concatenate(planes) for planes in zip(*(part.slots for part in parts), strict=True))
-        return Block(
-            np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts]), slots, {}
-        )
+        metadata = {name: np.concatenate([part.metadata[name] for part in parts]) for name in parts[0].metadata}
+        keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
+        return Block(keys, rows, slots, metadata)
 
     for block in blocks:
         parts.append(block)

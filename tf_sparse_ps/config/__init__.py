@@ -2,13 +2,15 @@
 
 - `table_config`: `TableConfig` and `FeatureConfig`; `metadata`: `MetadataPlane`.
 - `tiered`, `placement`, `device_cache`: `Tiered`, `Sharded` and `DeviceCache`, which choose where rows are.
+- `eviction`: `Eviction`, which chooses how long rows stay.
 - `initializers`, `constraints`: Keras's objects, translated for the core; `keras_objects`, `plain_numbers`: helpers.
 """
 
 from tf_sparse_ps.config.device_cache import DeviceCache
+from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import COMBINERS, FeatureConfig, TableConfig
 from tf_sparse_ps.config.tiered import Tiered
 
-__all__ = ["COMBINERS", "DeviceCache", "FeatureConfig", "MetadataPlane", "Sharded", "TableConfig", "Tiered"]
+__all__ = ["COMBINERS", "DeviceCache", "Eviction", "FeatureConfig", "MetadataPlane", "Sharded", "TableConfig", "Tiered"]

@@ -31,7 +31,7 @@ class MetadataPlane:
     """A metadata plane: `elements` numbers for every row of a table, which steps do not change.
 
     Attributes:
-      name: The name of the plane, 1 to 31 characters of [a-z0-9_]; not "embedding", "key" or "changed".
+      name: The name of the plane, 1 to 31 characters of [a-z0-9_]; not "embedding", "key", "changed" or "use".
       type: The type of the elements: "float32", "bfloat16", "float16", "uint32" or "int64".
       elements: The number of elements per row, 1 to 65536.
       initial: The value of every element of a new row. For float32 and float16 it is rounded to the type; for the other
@@ -107,6 +107,11 @@ class MetadataPlane:
 
     def __str__(self) -> str:
         return f"{self.name!r} of {self.type}[{self.elements}]"
+
+
+# The use of a row (cc/core/table/row_use.h): the last step that trained it, and a count of steps. A table that evicts
+# rows has this plane, and its steps write it.
+USE = MetadataPlane("use", "uint32", elements=2)
 
 
 def as_planes(values: Mapping[str, npt.ArrayLike] | None) -> dict[str, npt.NDArray[Any]]:

@@ -13,9 +13,11 @@ from typing import Any
 
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.config import constraints, device_cache, initializers, tiered
+from tf_sparse_ps.config import eviction as eviction_lib
 from tf_sparse_ps.config import placement as placement_lib
 from tf_sparse_ps.config.device_cache import DeviceCache
-from tf_sparse_ps.config.metadata import MetadataPlane
+from tf_sparse_ps.config.eviction import Eviction
+from tf_sparse_ps.config.metadata import USE, MetadataPlane
 from tf_sparse_ps.config.plain_numbers import make_plain
 from tf_sparse_ps.errors import UnsupportedError
 
@@ -42,7 +44,8 @@ class TableConfig:
       name: The name of the table's folder in the group: letters, digits, `.`, `_`, `-`, at most 128, not starting with
         a dot.
       dim: The number of elements per row, 1 to 65536.
-      max_rows: The largest number of rows that the table may have. None: only memory limits it.
+      max_rows: The largest number of rows that the table may have: a step that would exceed it fails, unless the table
+        evicts rows. None: only memory limits it.
       dtype: The type of the rows in memory and in files: "float32"; or "bfloat16" or "float16" for half the memory.
         Lookups return float32, updates are computed in float32, and the optimizer's slots are always float32.
       rounding: The way in which an updated row is rounded to 16 bits; float32 rows are not rounded. "stochastic": up or
@@ -55,7 +58,7 @@ class TableConfig:
         `tf_sparse_ps.config.constraints`.
       seed: The seed of the initial values. None: it is drawn when the table is made, in a job by rank 0.
       admission: Reserved for a later version. Must be None.
-      eviction: Reserved for a later version. Must be None.
+      eviction: A `tsps.Eviction`: the rows that the steps of the table evict. None: a row stays until it is erased.
       key_limit: The number of keys of a bounded table, 0 .. key_limit - 1. None: every int64 is a key.
       storage: The storage of the rows: "memory", or a `tsps.Tiered` for tables larger than memory.
       placement: The machines of a job that keep a row: "replicated" for all of them, or a `tsps.Sharded` for tables
@@ -80,7 +83,7 @@ class TableConfig:
     constraint: Any = None
     seed: int | None = None
     admission: None = None
-    eviction: None = None
+    eviction: Eviction | None = None
     key_limit: int | None = None
     metadata: tuple[MetadataPlane, ...] = ()
     storage: tiered.Storage = "memory"
@@ -103,25 +106,73 @@ class TableConfig:
         for name, known in (("dtype", DTYPES), ("rounding", ROUNDINGS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"`{name}` must be one of {known}. Received: {name}={getattr(self, name)!r}")
-        for name in ("admission", "eviction"):
-            if getattr(self, name) is not None:
-                raise UnsupportedError(f"`{name}` is not supported yet. Received: {name}={getattr(self, name)!r}")
+        if self.admission is not None:
+            raise UnsupportedError(f"`admission` is not supported yet. Received: admission={self.admission!r}")
         if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**63):
             raise ValueError(f"`seed` must be an integer of 0 .. 2**63 - 1. Received: seed={self.seed!r}")
         if self.optimizer is not None and not isinstance(self.optimizer, optimizers.RowOptimizer):
             raise ValueError(f"`optimizer` must be one of tsps.optimizers or None. Received: {self.optimizer!r}")
         planes = [plane for plane in self.metadata if isinstance(plane, MetadataPlane)]
-        names = {plane.name for plane in planes} - {"embedding", "key", "changed"}
-        if not isinstance(self.metadata, tuple) or len(names) != len(self.metadata):
+        if planes[:1] == [USE]:  # of an existing table
+            planes = planes[1:]
+        names = {plane.name for plane in planes} - {"embedding", "key", "changed", USE.name}
+        if not isinstance(self.metadata, tuple) or len(names) != len([p for p in self.metadata if p != USE]):
             raise ValueError(
                 "`metadata` must be a tuple of tsps.MetadataPlane with different names, none of which is embedding, "
-                f"key or changed. Received: metadata={self.metadata!r}"
+                f"key, changed or use. Received: metadata={self.metadata!r}"
             )
         object.__setattr__(self, "storage", tiered.get(self.storage))
         object.__setattr__(self, "placement", placement_lib.get(self.placement))
         object.__setattr__(self, "cache", device_cache.get(self.cache))
-        self.resolved_initializer()
+        object.__setattr__(self, "eviction", eviction_lib.get(self.eviction))
+        initializer = self.resolved_initializer()
         self.resolved_constraint()
+        if self.eviction is not None:
+            self._check_eviction(self.eviction, initializer)
+
+    def _check_eviction(self, eviction: Eviction, initializer: initializers.Resolved) -> None:
+        if isinstance(self.storage, tiered.Tiered):
+            raise UnsupportedError(
+                f"table {self.name!r}: a table with rows on disk cannot evict yet. Leave out `eviction` or `storage`"
+            )
+        if self.cache is not None:
+            raise UnsupportedError(
+                f"table {self.name!r}: a table with a device cache cannot evict: rows that the device trains have "
+                "newer uses there than the host knows. Leave out `eviction` or `cache`"
+            )
+        if initializer.values is not None and not eviction.custom_initializer:
+            raise ValueError(
+                f"table {self.name!r}: evicted rows would return as zeros, not with the values of the initializer "
+                f"{self.initializer!r}. If that is right, set Eviction(custom_initializer=True)"
+            )
+        if self.max_rows is not None and eviction.max_rows is not None and eviction.max_rows > self.max_rows:
+            raise ValueError(
+                f"table {self.name!r}: the eviction's max_rows={eviction.max_rows} exceeds the table's "
+                f"max_rows={self.max_rows}. Give one of them"
+            )
+
+    @property
+    def planes(self) -> tuple[MetadataPlane, ...]:
+        """The metadata planes that the table has: `metadata`, and the use of rows if it evicts rows."""
+        records_use = self.eviction is not None and USE not in self.metadata
+        return (USE, *self.metadata) if records_use else self.metadata
+
+    def eviction_for_core(self, nodes: int = 1) -> tuple[str, tuple[int, int, int], tuple[int, ...]]:
+        """Returns the eviction in the core's form.
+
+        Args:
+          nodes: The number of machines that share the rows.
+
+        Returns:
+          The order of eviction, "" for none; unused_steps, max_rows on one machine, and half_life, 0 for None; and the
+          kept keys.
+        """
+        if self.eviction is None:
+            return "", (0, 0, 0), ()
+        eviction = self.eviction
+        most = eviction.max_rows or self.max_rows
+        numbers = (eviction.unused_steps or 0, 0 if most is None else max(1, most // nodes), eviction.half_life)
+        return eviction.policy, numbers, eviction.keep
 
     def resolved_initializer(self) -> initializers.Resolved:
         """Returns the initializer in the core's form."""
@@ -140,6 +191,7 @@ class TableConfig:
         config["storage"] = tiered.serialize(self.storage)
         config["placement"] = placement_lib.serialize(self.placement)
         config["cache"] = device_cache.serialize(self.cache)
+        config["eviction"] = eviction_lib.serialize(self.eviction)
         config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
 
@@ -174,6 +226,8 @@ class TableConfig:
             facts += constraint.parameters
         if isinstance(self.placement, placement_lib.Sharded):
             facts.append(self.placement.get_config())
+        if self.eviction is not None:
+            facts.append(self.eviction.get_config())
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError, UnsupportedError
 from tf_sparse_ps.job.cached_binding import CachedBinding
@@ -73,6 +74,7 @@ class JobTables:
         with binding.writing(number_of("made")) as writes:
             if writes:
                 self._make_or_attach(binding, initializer, values)
+                binding.set_eviction()
         binding.agree(0, 0)
         binding.leader_wrote_values = leader_wrote_values
         if not os.path.exists(binding.path):
@@ -162,6 +164,7 @@ class JobTables:
                 rounding=config.rounding,
                 storage_folder=storage_folder,
                 storage_memory=storage_memory,
+                records_use=USE in config.planes,
                 **self._shard_of(binding),
             )
 
@@ -195,6 +198,11 @@ class JobTables:
             raise StateError(
                 f"job {name!r} has a table {binding.path} with initializer {info['initializer']}, but this program "
                 f"makes it with {initializer.kind}. {_OTHER_JOB}"
+            )
+        if USE in config.planes and USE.for_core() not in info["metadata"]:
+            raise StateError(
+                f"job {name!r} has a table {binding.path} that does not record the use of its rows, so it cannot evict "
+                "any. Save the job's state, and continue from it under another TFSPS_JOB"
             )
         binding.salt = info["initializer"]["salt"]
         _refuse_lost_rows(binding, str(name))

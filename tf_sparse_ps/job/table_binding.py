@@ -15,9 +15,12 @@ import tensorflow as tf
 from tf_sparse_ps import _table
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.eviction import Eviction
+from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.node import activity
+from tf_sparse_ps.table import evicting
 from tf_sparse_ps.table.arrays import checksum
 from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import Shard
@@ -233,7 +236,7 @@ class TableBinding:
             had_rows = len(self.reader()) > 0
             written: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
             for block in blocks:
-                self.write_rows(block.keys, block.rows, block.slots)
+                self.write_rows(block.keys, block.rows, block.slots, block.metadata.get(USE.name))
                 if had_rows:
                     written.append(block.keys)
             if had_rows:
@@ -249,18 +252,53 @@ class TableBinding:
                 with eager_ops(f"erasing rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, keys)
 
-    def write_rows(self, keys: Any, rows: Any, slots: Any = ()) -> None:
+    def evict(self, eviction: Eviction) -> None:
+        """Evicts all rows on this node that are due. Every rank calls it; the leader writes."""
+        self.leader_wrote_values = True
+        self.erasures += 1
+        with self.writing(number_of("evicted", eviction.get_config(), self.erasures)) as writes:
+            if writes:
+                most = eviction.max_rows
+                keys = evicting.due(self.reader(), eviction, None if most is None else max(1, most // self._parts))
+                with eager_ops(f"evicting rows of table {self.path}") as _ops:
+                    _ops.erase(self.path, self.uuid, keys)
+
+    @property
+    def _parts(self) -> int:
+        """The number of machines that share the rows."""
+        return self.nodes if self.placement == "sharded" else 1
+
+    def set_eviction(self) -> None:
+        """Lets the steps of this node evict rows as the configuration says. Only the leader calls it."""
+        order, numbers, keep = self.config.eviction_for_core(self._parts)
+        if order:
+            with eager_ops(f"setting the eviction of table {self.path}") as _ops:
+                _ops.set_eviction(self.path, self.uuid, order, numbers, keep)
+
+    def write_rows(self, keys: Any, rows: Any, slots: Any = (), use: npt.NDArray[np.uint32] | None = None) -> None:
         """Writes rows on this node, in chunks: the leader's part of `assign`, with its arguments.
 
         All nodes are given the same rows of a sharded table, and each writes those that it owns.
+
+        Args:
+          keys: int64[n].
+          rows: float32[n, dim].
+          slots: As for `assign`.
+          use: The use of the rows, uint32[n, 2], as the plane `USE` has it. None: present rows keep theirs, others
+            count as used in the committed step. A table that does not record it ignores it.
         """
+        if use is not None and USE in self.reader().config.metadata:
+            use_bytes = np.ascontiguousarray(use).view(np.int64).reshape(-1)
+        else:
+            use_bytes = None
         with eager_ops(f"writing table {self.path}") as _ops:
             size = max(1, _CHUNK_BYTES // (4 * self.config.dim))
             for start in range(0, len(keys), size):
                 part: Any = slice(start, start + size)
                 if self.placement == "sharded":
                     part = start + np.flatnonzero(_table.owners(keys[part], self.nodes) == self.node)
-                _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots])
+                part_use = None if use_bytes is None else use_bytes[part]
+                _ops.assign(self.path, self.uuid, keys[part], rows[part], [values[part] for values in slots], part_use)
                 activity.progress()
 
 

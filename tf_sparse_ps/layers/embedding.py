@@ -12,8 +12,10 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config import constraints, device_cache, tiered
+from tf_sparse_ps.config import eviction as eviction_lib
 from tf_sparse_ps.config import placement as placement_lib
 from tf_sparse_ps.config.device_cache import DeviceCache
+from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.placement import Placement
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.config.tiered import Storage
@@ -81,6 +83,7 @@ class Embedding(TableLayer):
         machine.
       cache: None, or a `tsps.DeviceCache`, which keeps frequent rows on a device. Only in a job of one process. The
         table can have it instead: TableConfig(cache=...).
+      eviction: None, or a `tsps.Eviction`: the rows that training evicts.
       **options: `EmbeddingOptions`, which include the arguments of keras.layers.Layer.
 
     Call arguments:
@@ -109,6 +112,7 @@ class Embedding(TableLayer):
         placement: Placement = "replicated",
         storage: Storage = "memory",
         cache: DeviceCache | None = None,
+        eviction: Eviction | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
         name = type(self).__name__
@@ -140,11 +144,13 @@ class Embedding(TableLayer):
         self.embeddings_regularizer = None
         self.embeddings_constraint = keras.constraints.get(arguments["embeddings_constraint"])
         self.storage, self.placement = tiered.get(storage), placement_lib.get(placement)
-        if table is not None and (self.storage != "memory" or self.placement != "replicated"):
+        self.eviction = eviction_lib.get(eviction)
+        own = (self.storage, self.placement, self.eviction) != ("memory", "replicated", None)
+        if table is not None and own:
             raise ValueError(
-                f"{name}: a layer with `table` takes storage and placement from the table. Give storage and placement "
-                "to the table, TableConfig(storage=..., placement=...), not to the layer. Received: "
-                f"storage={storage!r}, placement={placement!r}, table={table}"
+                f"{name}: a layer with `table` takes storage, placement and eviction from the table. Give them to the "
+                "table, TableConfig(storage=..., placement=..., eviction=...), not to the layer. Received: "
+                f"storage={storage!r}, placement={placement!r}, eviction={eviction!r}, table={table}"
             )
         if table is not None and self.embeddings_constraint is not None:
             raise ValueError(
@@ -184,6 +190,7 @@ class Embedding(TableLayer):
                 storage=self.storage,
                 placement=self.placement,
                 cache=self.cache,
+                eviction=self.eviction,
             )
         key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
         if self.table.dim != self.output_dim or key_limit != self.input_dim:
@@ -324,6 +331,7 @@ class Embedding(TableLayer):
             "table": None if self.table is None else self.table.get_config(),
             "placement": placement_lib.serialize(self.placement),
             "storage": tiered.serialize(self.storage),
+            "eviction": eviction_lib.serialize(self.eviction),
             "cache": None
             if self.table is not None and self.table.cache is not None
             else device_cache.serialize(self.cache),
@@ -347,7 +355,7 @@ class Embedding(TableLayer):
 
 
 Embedding.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
-    table=None, placement="replicated", storage="memory", cache=None
+    table=None, placement="replicated", storage="memory", cache=None, eviction=None
 )
 
 

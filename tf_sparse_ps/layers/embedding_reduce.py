@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config.device_cache import DeviceCache
+from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.placement import Placement
 from tf_sparse_ps.config.table_config import COMBINERS, TableConfig
 from tf_sparse_ps.config.tiered import Storage
@@ -51,6 +52,7 @@ class EmbeddingReduce(Embedding):
         placement: Placement = "replicated",
         storage: Storage = "memory",
         cache: DeviceCache | None = None,
+        eviction: Eviction | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
         if combiner not in COMBINERS:
@@ -65,6 +67,7 @@ class EmbeddingReduce(Embedding):
             placement=placement,
             storage=storage,
             cache=cache,
+            eviction=eviction,
             **options,
         )
         if self.mask_zero:
@@ -106,5 +109,5 @@ class EmbeddingReduce(Embedding):
 
 
 EmbeddingReduce.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
-    combiner="mean", table=None, placement="replicated", storage="memory", cache=None
+    combiner="mean", table=None, placement="replicated", storage="memory", cache=None, eviction=None
 )

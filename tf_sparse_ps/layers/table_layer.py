@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras, _keras_inputs, _keras_stores
+from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
@@ -167,17 +168,44 @@ class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
             def on_epoch_end(self, epoch, logs=None):
               users.erase(["user 17", "user 4711"])
         """
-        if not self._bound.bindings:
-            raise ValueError(f"layer {self.name!r} has no rows to erase before it is built")
-        if not tf.executing_eagerly():
-            raise ValueError(f"layer {self.name!r}: call erase() eagerly between two steps, not in a tf.function")
-        named = {binding.config.name: binding for binding in self._bound.bindings}
-        if (table is None and len(named) > 1) or (table is not None and table not in named):
-            raise ValueError(f"layer {self.name!r}: `table` must be one of {sorted(named)}. Received: table={table!r}")
-        binding = self._bound.bindings[0] if table is None else named[table]
+        binding = self._binding_to_shrink(table, "erase")
         keys = unique_keys(ids, self.name, limit=binding.config.key_limit)
         collective_calls.agree(binding, "erasing rows", {"ids": collective_calls.digest(keys)})
         binding.erase(keys)
+
+    def evict(self, eviction: Eviction | None = None, *, table: str | None = None) -> None:
+        """Evicts rows of a table at once, between two steps of a job. Every rank calls it, with equal arguments.
+
+        Steps evict a few rows each. This call evicts all rows that are due, for example before a model is exported.
+
+        Args:
+          eviction: The `tsps.Eviction`. None: that of the table.
+          table: The name of the table (`TableConfig.name`). None: the only table of the layer.
+
+        Raises:
+          ValueError: As for `erase`; or `eviction` is None and the table has none. On all ranks: the arguments differ.
+          StateError: The table does not record the use of its rows, because it was made without `eviction`.
+          UnavailableError, WaitTimeoutError: Another rank did not call it.
+        """
+        binding = self._binding_to_shrink(table, "evict")
+        eviction = binding.config.eviction if eviction is None else eviction
+        if not isinstance(eviction, Eviction):
+            raise ValueError(
+                f"layer {self.name!r}: table {binding.config.name!r} has no eviction. Give a tsps.Eviction. Received: "
+                f"eviction={eviction!r}"
+            )
+        collective_calls.agree(binding, "evicting rows", {"eviction": repr(eviction)})
+        binding.evict(eviction)
+
+    def _binding_to_shrink(self, table: str | None, call: str) -> TableBinding:
+        if not self._bound.bindings:
+            raise ValueError(f"layer {self.name!r} has no rows to {call} before it is built")
+        if not tf.executing_eagerly():
+            raise ValueError(f"layer {self.name!r}: call {call}() eagerly between two steps, not in a tf.function")
+        named = {binding.config.name: binding for binding in self._bound.bindings}
+        if (table is None and len(named) > 1) or (table is not None and table not in named):
+            raise ValueError(f"layer {self.name!r}: `table` must be one of {sorted(named)}. Received: table={table!r}")
+        return self._bound.bindings[0] if table is None else named[table]
 
     # --- weights ---
 

@@ -63,6 +63,11 @@ class DelayedGlobal(DelayedOptions, Schedule):
         return "its updates come batches later than the lookups, and would read the rows from the disk a second time."
 
     @property
+    def refuses_eviction(self) -> str | None:
+        """See `Schedule.refuses_eviction`."""
+        return "its updates come batches later than the lookups, when their rows may be evicted."
+
+    @property
     def refuses_sharded(self) -> str | None:
         """See `Schedule.refuses_sharded`."""
         return "its ranks may be at different steps, and lookups of such tables need all ranks at one step."

@@ -53,6 +53,11 @@ class Schedule(abc.ABC):
         return None
 
     @property
+    def refuses_eviction(self) -> str | None:
+        """The reason why the schedule cannot train tables that evict rows; None if it can."""
+        return None
+
+    @property
     def refuses_sharded(self) -> str | None:
         """The reason why the schedule cannot train tables that are spread over machines; None if it can."""
         return None

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.config.metadata import MetadataPlane
+from tf_sparse_ps.config.metadata import USE, MetadataPlane
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.folders import Folder, Trust
@@ -68,8 +68,13 @@ def check_same(path: str, info: dict[str, Any], stored: dict[str, Any], config: 
         if info[name] != expected:
             raise StateError(f"table {path} has {name}={info[name]}; the configuration expected {name}={expected}")
     planes = tuple(map(MetadataPlane.from_core, info["metadata"]))
-    if [plane.for_core() for plane in config.metadata] != info["metadata"]:
+    if [plane for plane in config.metadata if plane != USE] != [plane for plane in planes if plane != USE]:
         raise StateError(f"table {path} has metadata={planes}; the configuration expected metadata={config.metadata}")
+    if config.eviction is not None and USE not in planes:
+        raise StateError(
+            f"table {path} does not record the use of its rows, so it cannot evict any. Save it, make a table with "
+            "this configuration, and load the file"
+        )
     rule = config.optimizer
     if rule is not None and stored["kind"] != "none":
         bound = (stored["kind"], tuple(stored["slot_init"]))

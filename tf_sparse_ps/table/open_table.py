@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps.config.table_config import TableConfig
@@ -72,6 +73,13 @@ class OpenTable:
     def check_writable(self) -> None:
         """Raises StateError unless the mode is "r+"."""
         self._writable_group()
+
+    def _set_eviction(self) -> None:
+        """Lets this process's steps evict rows as the configuration says. The table may be one that records no use."""
+        nodes = 1 if self.shard is None else self.shard.nodes
+        order, numbers, keep = self.config.eviction_for_core(nodes)
+        if order:
+            self._group_as_it_is.set_eviction(self._index, order, *numbers, np.array(keep, np.int64))
 
     def set_trained_by(self, identity: int, steps: int) -> None:
         """Records which optimizer made the slots and its number of steps. Identity 0: any optimizer may use them."""

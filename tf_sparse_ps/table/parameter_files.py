@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.config.metadata import MetadataPlane
+from tf_sparse_ps.config.metadata import USE, MetadataPlane
 from tf_sparse_ps.errors import InvalidArgumentError, StateError
 from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.table import shards
@@ -157,6 +157,8 @@ class ParameterFiles(OpenTable, abc.ABC):
             for block in range(reader.blocks()):
                 keys, rows, values, metadata = reader.read_block(block, slots)
                 metadata |= {plane.name: plane.full(len(keys)) for plane in absent}
+                if USE not in self.config.metadata:
+                    metadata.pop(USE.name, None)
                 progress_bar.update(len(keys))
                 if self.shard is not None:
                     in_shard = self.shard.has(keys)
@@ -294,8 +296,11 @@ def _planes_without_values(
     Raises:
       StateError: The file has a plane that the table lacks, or has with another type or width.
     """
-    table_planes = {plane.name: plane for plane in table.config.metadata}
+    # Without the use of rows, loaded rows count as used now.
+    table_planes = {plane.name: plane for plane in table.config.metadata if plane != USE}
     for file_plane in map(MetadataPlane.from_core, stored):
+        if file_plane == USE:
+            continue
         plane = table_planes.pop(file_plane.name, None)
         if plane is None or (plane.type, plane.elements) != (file_plane.type, file_plane.elements):
             difference = "has no such plane" if plane is None else f"has {plane}"

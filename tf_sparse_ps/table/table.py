@@ -73,6 +73,7 @@ class Table(ParameterFiles):
                 f"of layers can have a cache. Received: cache={config.cache}"
             )
         resolved = config.resolved_initializer()
+        config = dataclasses.replace(config, metadata=config.planes)
         group = groups.open_group(folder, create=True)
         group.open_writer()
         seeds = (config.seed, resolved.seed, secrets.randbits(63))
@@ -99,6 +100,7 @@ class Table(ParameterFiles):
         if config.optimizer is not None:
             group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
         table = cls(group, index, config, "r+")
+        table._set_eviction()
         if resolved.values is not None:
             table._assign_chunked(np.arange(config.key_limit or 0, dtype=np.int64), resolved.values())
         return table
@@ -147,8 +149,12 @@ class Table(ParameterFiles):
             rounding=info["rounding"],
             metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
             storage=disk_folders.storage_of(info),
+            eviction=None if config is None else config.eviction,
         )
-        return cls(group, index, resolved_config, mode)
+        table = cls(group, index, resolved_config, mode)
+        if mode == "r+":
+            table._set_eviction()
+        return table
 
     def __enter__(self) -> Table:
         return self
@@ -272,6 +278,11 @@ class Table(ParameterFiles):
         the control file. Both count files in memory at the sizes that are reserved for growth, and do not include
         `bytes_on_disk`. `shard` is "node i of n" for a sharded table, whose sizes are those of the shard; else None.
         `device_dirty_since_step` is the step since which a device of another process has newer rows, or None.
+
+        `evicted_unused` and `evicted_excess` count the rows that steps have evicted since the table was made, because
+        they were unused, and because there were too many. `oldest_use_age` is the number of steps since the row that
+        was trained last the longest ago was trained; None: there is no row, or the table does not record the use of
+        rows.
         """
         group = self._group
         info = group.info()
@@ -283,6 +294,7 @@ class Table(ParameterFiles):
             **group.stats(self._index),
             "step": info["step"],
             "version": info["version"],
+            "oldest_use_age": self._oldest_use_age(),
             "device_dirty_since_step": newer_rows.dirty_since(self.path),
             "writer_pid": info["writer_pid"],
             "writer_alive": info["writer_alive"],
@@ -291,6 +303,10 @@ class Table(ParameterFiles):
             "counters": group.counters(),
         }
         return stats
+
+    def _oldest_use_age(self) -> int | None:
+        found: tuple[int, int] | None = self._group.oldest_use(self._index)
+        return None if found is None else max(0, found[0] - found[1])
 
     def verify(self) -> Report:
         """Checks that index, row numbers and returned rows agree, and that every key can be found.

@@ -314,6 +314,11 @@ class DistributedOptimizer(_keras.Optimizer):
           - rows_pulled: the rows of other nodes that lookups of this rank needed.
           - rows_pulled_before: the rows of rows_pulled that had come before their batch.
 
+          Tables that evict rows, on this node, since they were made:
+
+          - rows_evicted_unused: the rows that steps have evicted because no step had trained them for long enough.
+          - rows_evicted_excess: the rows that steps have evicted because there were too many.
+
           Dense gradients:
 
           - dense_bytes_per_step: the bytes that this optimizer hands to the all-reduce in a step.

@@ -125,7 +125,7 @@ class OptimizerBinding:
         refusals.refuse_other_rules([(table, self.rule_of(table)) for table in by_path.values() if table not in new])
         if self._number is not None and not new:
             return
-        refusals.refuse_tiered(self._owner.schedule, new)
+        refusals.refuse_tables(self._owner.schedule, new)
         refusals.refuse_sharded(self._owner, new)
         refusals.refuse_cached(self._owner.schedule, new)
         settings = self._settings(tables, dense, begins_equal)

@@ -69,16 +69,19 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
         )
 
 
-def refuse_tiered(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
-    """Raises UnsupportedError, with the reason, if a schedule cannot train a table that is partly on disk."""
-    if (reason := schedule.refuses_tiered) is None:
-        return
+def refuse_tables(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
+    """Raises UnsupportedError, with the reason, if a schedule cannot train a table that evicts or has rows on disk."""
     for table in tables:
-        if table.config.storage != "memory":
-            raise UnsupportedError(
-                f"table {table.config.name!r} has storage={table.config.storage} and cannot be trained with "
-                f"{schedule}: {reason} Use schedules.Synchronous() or TimedBuckets()."
-            )
+        options = {
+            f"storage={table.config.storage}": schedule.refuses_tiered if table.config.storage != "memory" else None,
+            f"eviction={table.config.eviction}": schedule.refuses_eviction if table.config.eviction else None,
+        }
+        for option, reason in options.items():
+            if reason is not None:
+                raise UnsupportedError(
+                    f"table {table.config.name!r} has {option} and cannot be trained with {schedule}: {reason} Use "
+                    "schedules.Synchronous() or TimedBuckets()."
+                )
 
 
 def refuse_sharded(owner: OptimizerOptions, tables: Sequence[TableBinding]) -> None:

@@ -98,7 +98,15 @@ class StepBuilder:
             "rows_pulled": 0.0 if pulls is None else float(pulls.looked_up),
             "rows_pulled_before": 0.0 if pulls is None else float(pulls.ahead),
             **self.binding.balance.statistics(),
+            **self._evicted(),
             "dense_bytes_per_step": 0.0 if self._started is None else float(self._started.dense_bytes),
+        }
+
+    def _evicted(self) -> dict[str, float]:
+        stats = [table.reader().stats() for table in self.binding.tables if table.config.eviction is not None]
+        return {
+            f"rows_{name}": float(sum(of_table[name] for of_table in stats))
+            for name in ("evicted_unused", "evicted_excess")
         }
 
     def finish(self) -> None:
