@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <random>
 #include <set>
@@ -406,7 +407,88 @@ TEST_F(EvictionTest, IncrementsHaveTheEvictedKeys) {
   EXPECT_GT(changes->erased.size(), 100u);
 }
 
+// Keys come and go far more often than the log of erased keys has space for. Increments from one
+// mark to the next stay possible.
+TEST_F(EvictionTest, TheLogOfErasedKeysStaysBoundedUnderDrift) {
+  EvictionPolicy policy;
+  policy.max_rows = 3000;
+  const int table = AddEvicting(policy);
+  std::map<int64_t, ModelRow> replayed;
+  uint32_t mark = *writer_->MarkChanges();
+  int everything = 0;
+  for (int64_t step = 0; step < 120; ++step) {
+    std::vector<int64_t> keys(2500);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = step * 2000 + static_cast<int64_t>(i);
+    ASSERT_TSPS_OK(Train(table, keys, 1.0f));
+    if (step % 3 != 2) continue;
+    const auto now = RowsOf(*group_, table);
+    auto scan = Scan::Begin(*group_, {table}, Scan::Options());
+    const auto changes = (*scan)->ChangedSince(table, mark);
+    ASSERT_TRUE(changes.ok());
+    everything += changes->everything;
+    for (const int64_t key : changes->erased) replayed.erase(key);
+    for (const int64_t key : changes->written) replayed[key] = now.at(key);
+    ASSERT_EQ(Difference(replayed, now), "") << step;
+    mark = *writer_->MarkChanges();
+  }
+  EXPECT_EQ(everything, 0);
+  EXPECT_GT(StatsOf(table).evicted_excess, 200000u);
+  EXPECT_LE(std::filesystem::file_size(dir_ / "g/t/erased"),
+            (1u << 16) * sizeof(ErasedKey) * 3 / 2);
+}
+
 #ifdef TFSPS_FAULT_POINTS
+
+// A writer is killed while it drops the older half of the log. No increment misses an erased key,
+// or has one that is still there.
+TEST_F(EvictionTest, AKilledTrimOfTheLogLosesNothing) {
+  EvictionPolicy policy;
+  policy.max_rows = 3000;
+  for (const char* const point : {"erased.dropped", "erased.moved", "publish.record"}) {
+    for (const long n : {1L, 2L, 500L}) {
+      TempDir dir;
+      MakeAt(dir / "g");
+      const int table = AddEvicting(policy);
+      const auto train = [&](int64_t first, int64_t last, std::vector<uint32_t>* marks) {
+        for (int64_t step = first; step < last; ++step) {
+          marks->push_back(*writer_->MarkChanges());
+          std::vector<int64_t> keys(2500);
+          for (size_t i = 0; i < keys.size(); ++i) keys[i] = step * 2000 + static_cast<int64_t>(i);
+          if (!Train(table, keys, 1.0f).ok()) _exit(13);
+        }
+      };
+      std::vector<uint32_t> marks;
+      train(0, 33, &marks);  // 34 steps fill the log
+      const uint32_t mark = marks[20];
+      const auto before = RowsOf(*group_, table);
+      writer_.reset();
+      group_.reset();
+      KilledAt(point, n, [&] {
+        group_ = *Group::Open(dir / "g");
+        OpenWriter();
+        SetPolicy(table, policy);
+        train(33, 37, &marks);
+      });
+      group_ = *Group::Open(dir / "g");
+      OpenWriter();
+      const auto now = RowsOf(*group_, table);
+      auto scan = Scan::Begin(*group_, {table}, Scan::Options());
+      const auto changes = (*scan)->ChangedSince(table, mark);
+      ASSERT_TRUE(changes.ok());
+      const std::set<int64_t> erased(changes->erased.begin(), changes->erased.end());
+      const std::set<int64_t> written(changes->written.begin(), changes->written.end());
+      const std::string when = std::string(point) + ":" + std::to_string(n);
+      ASSERT_FALSE(changes->everything) << when;
+      for (const int64_t key : erased) {
+        ASSERT_TRUE(now.count(key) == 0 || written.count(key) == 1) << when << ", key " << key;
+      }
+      for (const auto& [key, entry] : before) {
+        ASSERT_TRUE(now.count(key) == 1 || erased.count(key) == 1) << when << ", key " << key;
+      }
+      ASSERT_TSPS_OK(writer_->Verify());
+    }
+  }
+}
 
 // Returns whether `differs` returns true in a child process with a mechanism off.
 template <typename Differs>

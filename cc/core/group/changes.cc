@@ -41,12 +41,13 @@ Result<std::optional<std::vector<int64_t>>> Scan::ErasedSince(int table, uint32_
   if (generation < state.complete_since || generation > state_.changes) return {std::nullopt};
   std::vector<ErasedKey> log(state.erased);
   RacyRead(log.data(), PartOf(table).files->erased_keys(), log.size() * sizeof(ErasedKey));
-  // The log may have been emptied and overwritten meanwhile.
+  // The log may have been emptied, or moved within its file, and overwritten meanwhile.
   State now;
   group_.impl_->control->LoadLastState(&now);
   const size_t place = PlaceOf(table);
   if (place >= now.tables.size() || now.tables[place].removed != RemovedBefore(table) ||
-      now.tables[place].complete_since != state.complete_since) {
+      now.tables[place].complete_since != state.complete_since ||
+      now.tables[place].erased < state.erased) {
     return {std::nullopt};
   }
   std::vector<int64_t> erased;

@@ -8,8 +8,8 @@
 //   written mutation.Publish()              makes all of it visible
 //
 // Plan and Reserve can fail, and change nothing that readers or a recovery see, except that growth
-// of the index and demotions that must come first are committed separately. After them nothing can
-// fail.
+// of the index, demotions and space in the log of erased keys are committed separately. After them
+// nothing can fail.
 #ifndef TFSPS_CORE_GROUP_ROW_MUTATION_H_
 #define TFSPS_CORE_GROUP_ROW_MUTATION_H_
 

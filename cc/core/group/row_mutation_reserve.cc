@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/group/erased_log.h"
 #include "core/group/row_mutation.h"
 #include "core/table/index.h"
 
@@ -11,24 +12,6 @@ namespace {
 
 // Storage is reserved ahead for this many rows at least.
 constexpr size_t kRowsReserved = 512;
-
-// Adds keys to the log of erased ones, after those of the committed state. A log that is too long
-// is emptied, and the state records this. Its old entries are only overwritten by the next erase,
-// when no state has them any more.
-Status LogErased(TableFiles& files, StorageReserver& reserver, const std::vector<int64_t>& erased,
-                 uint32_t generation, TableState* state) {
-  const uint64_t length = state->erased + erased.size();
-  if (length > TableFiles::MaxErased(state->live)) {
-    state->erased = 0;
-    state->complete_since = generation + 1;
-    return Status();
-  }
-  TSPS_RETURN_IF_ERROR(reserver.Ensure(files.erased(), length * sizeof(ErasedKey)));
-  for (const int64_t key : erased) {
-    files.erased_keys()[state->erased++] = {key, generation, 0};
-  }
-  return Status();
-}
 
 }  // namespace
 
@@ -106,7 +89,11 @@ Status RowMutation::Reserve() {
     if (plan.fresh.empty()) continue;
     TSPS_RETURN_IF_ERROR(GrowIndex(group_, writer_, counters_, plan.table, plan.keys, plan.fresh));
   }
-  // Growth has committed epochs and changed index sizes.
+  for (const RowPlan& plan : plans_) {
+    if (plan.n_erased() == 0) continue;
+    TSPS_RETURN_IF_ERROR(TrimErased(group_, writer_, plan.table, plan.n_erased()));
+  }
+  // These have committed epochs and changed index sizes and logs.
   mutation_.Reset();
   for (RowPlan& plan : plans_) {
     TSPS_RETURN_IF_ERROR(ReserveRows(plan));

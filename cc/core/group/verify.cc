@@ -114,16 +114,18 @@ class TableCheck {
     return Status();
   }
 
-  // Checks that erased keys are in the order of their generations.
+  // Checks that erased keys are in the order of their generations, from the last one backwards.
+  // Those before the first one that was dropped do not count (erased_log.h).
   Status CheckErased() const {
-    uint32_t last = 0;
-    for (uint64_t i = 0; i < state_.erased; ++i) {
+    uint32_t next = changes_;
+    for (uint64_t i = state_.erased; i-- > 0;) {
       const uint32_t generation = LoadRelaxed(files_.erased_keys()[i].generation);
-      if (generation < last || generation > changes_) {
-        return Damaged("erased key ", i, " is of change generation ", generation, ", after ", last,
+      if (generation < state_.complete_since) break;
+      if (generation > next) {
+        return Damaged("erased key ", i, " is of change generation ", generation, ", before ", next,
                        " of ", changes_);
       }
-      last = generation;
+      next = generation;
     }
     return Status();
   }
