@@ -17,7 +17,16 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from tf_sparse_ps import callbacks, collectives, config, errors, job, keys, layers, optimizers, schedules, table
     from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
     from tf_sparse_ps.collectives.registry import init
-    from tf_sparse_ps.config import DeviceCache, Eviction, FeatureConfig, MetadataPlane, Sharded, TableConfig, Tiered
+    from tf_sparse_ps.config import (
+        Admission,
+        DeviceCache,
+        Eviction,
+        FeatureConfig,
+        MetadataPlane,
+        Sharded,
+        TableConfig,
+        Tiered,
+    )
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -25,6 +34,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from tf_sparse_ps.training.look_ahead import lookahead
 
 __all__ = [
+    "Admission",
     "Checkpointer",
     "DeviceCache",
     "DistributedGradientTape",
@@ -63,6 +73,7 @@ _HOME = {
     "EmbeddingReduce": "layers.embedding_reduce",
     "EmbeddingCollection": "layers.embedding_collection",
     "TableConfig": "config",
+    "Admission": "config",
     "DeviceCache": "config",
     "Eviction": "config",
     "FeatureConfig": "config",

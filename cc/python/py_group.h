@@ -113,6 +113,13 @@ class PyGroup {
                   const std::string& dtype, const std::string& rounding,
                   const std::string& storage_folder, uint64_t storage_memory,
                   uint64_t storage_file_bytes, uint32_t node, uint32_t nodes);
+  // Creates the table of a sketch (core/group/admission_policy.h). Returns its number.
+  int CreateSketch(const std::string& name, const std::string& uuid, uint64_t expected_keys,
+                   uint32_t count);
+  void SetAdmission(int table, uint32_t count, uint32_t half_life, int sketch);
+  // Returns the share of a sketch's cells that are not 0, and the share of keys without a row that
+  // would be admitted although they never occurred.
+  py::tuple SketchFill(int table, int sketch, uint32_t count, uint32_t half_life);
   // Returns the committed step, and the earliest step that a row was last trained in; None if there
   // is no row, or the table does not record it.
   py::object OldestUse(int table);

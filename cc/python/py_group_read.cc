@@ -120,7 +120,37 @@ py::dict PyGroup::Stats(int table) {
   result["version"] = stats.version;
   result["evicted_unused"] = stats.evicted_unused;
   result["evicted_excess"] = stats.evicted_excess;
+  result["admitted"] = stats.admitted;
+  result["gradients_dropped"] = stats.dropped;
   return result;
+}
+
+py::tuple PyGroup::SketchFill(int table, int sketch, uint32_t count, uint32_t half_life) {
+  const auto lines = static_cast<uint64_t>(Config(sketch)->key_limit);
+  const AdmissionSketch counts(lines, count, StatsOf(table).index_seed);
+  double filled = 0, errors = 0;
+  ThrowIfError(Read([&](const ReadView& view) {
+    filled = errors = 0;
+    const uint32_t epoch = UseStep(view.step()) / half_life;
+    const PlaneList* const list = view.Planes(sketch);
+    const uint64_t rows = view.Stats(sketch).row_capacity;
+    if (list == nullptr) return Status();
+    for (uint64_t row = 0; row < rows; ++row) {
+      const char* const from =
+          view.Plane(sketch, list->planes.size() - 1, static_cast<uint32_t>(row));
+      if (from == nullptr) break;  // the state has changed meanwhile
+      SketchLine line;
+      RacyRead(&line, from, sizeof(line));
+      const auto n = static_cast<double>(counts.cells());
+      filled += static_cast<double>(counts.CountAtLeast(line, 1, epoch)) / n;
+      // A key that occurs for the first time is admitted if other keys have raised both its cells.
+      const double raised = static_cast<double>(counts.CountAtLeast(line, count - 1, epoch)) / n;
+      errors += raised * raised;
+    }
+    return Status();
+  }));
+  const auto all = static_cast<double>(lines);
+  return py::make_tuple(filled / all, errors / all);
 }
 
 py::object PyGroup::OldestUse(int table) {

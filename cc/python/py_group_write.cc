@@ -21,6 +21,7 @@ struct UpdateView {
 struct MergedUpdate {
   MergedGradients merged;
   std::vector<float> gradients;
+  std::vector<uint32_t> occurrences;  // of each key
 };
 
 // Merges the gradients of equal keys. `keys` and `gradients` of `update` point into `merged` then.
@@ -49,6 +50,9 @@ Status Merge(const UpdateView& view, Executor& executor, MergedUpdate* merged,
   update->n = merged->merged.keys.size();
   update->hyper = view.hyper->data();
   update->n_hyper = view.hyper->size();
+  merged->occurrences.resize(update->n);
+  for (const int32_t key : merged->merged.inverse) ++merged->occurrences[static_cast<size_t>(key)];
+  update->occurrences = merged->occurrences.data();
   return Status();
 }
 
@@ -77,6 +81,24 @@ int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64
     return Status();
   }));
   return table;
+}
+
+int PyGroup::CreateSketch(const std::string& name, const std::string& uuid, uint64_t expected_keys,
+                          uint32_t count) {
+  int table = 0;
+  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+    const uint64_t lines = AdmissionSketch::LinesFor(expected_keys, count);
+    TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(SketchConfig(name, uuid, lines)));
+    return Status();
+  }));
+  return table;
+}
+
+void PyGroup::SetAdmission(int table, uint32_t count, uint32_t half_life, int sketch) {
+  const AdmissionPolicy policy = {count, half_life};
+  ThrowIfError(Write([&](GroupWriter& writer) {
+    return writer.SetAdmission(table, std::make_shared<AdmissionPolicy>(policy), sketch);
+  }));
 }
 
 void PyGroup::SetEviction(int table, const std::string& order, uint64_t unused_steps,

@@ -1,7 +1,5 @@
 // Eviction beside a plain model of it: random steps, writes and erases, after each of which rows,
 // slots and uses must be those of the model.
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -9,177 +7,12 @@
 #include <set>
 #include <vector>
 
-#include "core/base/hash.h"
 #include "core/group/scan.h"
-#include "core/table/row_use.h"
-#include "tests/group_fixture.h"
 #include "tests/killed_at.h"
+#include "tests/table_life.h"
 
 namespace tsps {
 namespace {
-
-constexpr int64_t kDim = 4;
-constexpr float kRate = 0.5f;
-constexpr uint64_t kSeed = 12345;
-
-TableConfig EvictingConfig() {
-  TableConfig config = MakeConfig("t", kDim);
-  config.metadata.push_back({kUsePlane, PlaneType::kUint32, 2, 0});
-  return config;
-}
-
-struct ModelRow {
-  std::vector<float> row;
-  RowUse use;
-};
-
-// A table as a map, and the rule of evictions as eviction_policy.h states it.
-class Model {
- public:
-  Model(EvictionPolicy policy, uint64_t index_seed)
-      : policy_(std::move(policy)), index_seed_(index_seed) {}
-
-  // Makes a step of SGD with the gradient `g` in every element.
-  void Step(uint64_t step, const std::vector<int64_t>& keys, float g) {
-    const auto now = static_cast<uint32_t>(step);
-    const std::set<int64_t> changed(keys.begin(), keys.end());
-    size_t fresh = 0;
-    for (const int64_t key : keys) fresh += rows_.count(key) == 0;
-    for (const int64_t key : Evicted(step, changed, fresh)) rows_.erase(key);
-    for (const int64_t key : keys) {
-      ModelRow& entry = RowOf(key, now);
-      for (float& value : entry.row) value -= kRate * g;
-      const uint32_t halvings = now / policy_.half_life - entry.use.step / policy_.half_life;
-      entry.use = {now, (entry.use.count >> std::min(31u, halvings)) + 256};
-    }
-  }
-  void Assign(uint64_t step, const std::vector<int64_t>& keys, float value) {
-    for (const int64_t key : keys) {
-      RowOf(key, static_cast<uint32_t>(step)).row.assign(kDim, value);
-    }
-  }
-  void Erase(const std::vector<int64_t>& keys) {
-    for (const int64_t key : keys) rows_.erase(key);
-  }
-  // Adopts the rows of a state.
-  void Restore(std::map<int64_t, ModelRow> rows) { rows_ = std::move(rows); }
-
-  const std::map<int64_t, ModelRow>& rows() const { return rows_; }
-  uint64_t unused() const { return unused_; }
-  uint64_t excess() const { return excess_; }
-
- private:
-  ModelRow& RowOf(int64_t key, uint32_t now) {
-    ModelRow& entry = rows_[key];
-    if (entry.row.empty()) {
-      entry.row.resize(kDim);
-      InitialRow(EvictingConfig(), key, entry.row.data());
-      entry.use = {now, 0};
-    }
-    return entry;
-  }
-
-  std::vector<int64_t> Evicted(uint64_t step, const std::set<int64_t>& changed, size_t fresh) {
-    struct Candidate {
-      uint64_t first, second, hash;
-      int64_t key;
-      bool operator<(const Candidate& other) const {
-        return std::tie(first, second, hash) < std::tie(other.first, other.second, other.hash);
-      }
-    };
-    const uint64_t live = rows_.size();
-    uint64_t wanted = 0;
-    if (policy_.max_rows > 0 && live + fresh > policy_.max_rows) {
-      wanted = std::min<uint64_t>(live + fresh - policy_.max_rows, fresh + 1024);
-    }
-    for (uint64_t n = std::max<uint64_t>(1024, 8 * wanted);; n *= 4) {
-      std::vector<int64_t> evicted;
-      std::vector<Candidate> others;
-      const uint64_t begin = step * 0x9E3779B97F4A7C15u;
-      const uint64_t span = n >= live ? UINT64_MAX : UINT64_MAX / live * n;
-      for (const auto& [key, entry] : rows_) {
-        const uint64_t hash = HashKey(key, index_seed_);
-        if (hash - begin > span || changed.count(key) != 0 || policy_.keep.count(key) != 0)
-          continue;
-        const uint64_t age = step - entry.use.step;
-        if (policy_.unused_steps > 0 && age >= policy_.unused_steps) {
-          evicted.push_back(key);
-          continue;
-        }
-        const auto now = static_cast<uint32_t>(step);
-        const uint32_t halvings = now / policy_.half_life - entry.use.step / policy_.half_life;
-        const uint64_t count = entry.use.count >> std::min(31u, halvings);
-        if (policy_.order == EvictionPolicy::Order::kLeastRecent) {
-          others.push_back({entry.use.step, count, hash, key});
-        } else {
-          others.push_back({count, entry.use.step, hash, key});
-        }
-      }
-      if (evicted.size() + others.size() < wanted && n < live) continue;
-      std::sort(others.begin(), others.end());
-      unused_ += evicted.size();
-      for (size_t i = 0; evicted.size() < wanted && i < others.size(); ++i, ++excess_) {
-        evicted.push_back(others[i].key);
-      }
-      return evicted;
-    }
-  }
-
-  const EvictionPolicy policy_;
-  const uint64_t index_seed_;
-  std::map<int64_t, ModelRow> rows_;
-  uint64_t unused_ = 0, excess_ = 0;
-};
-
-std::map<int64_t, ModelRow> RowsOf(const ReadView& view, int table) {
-  std::map<int64_t, ModelRow> rows;
-  VisitRows(view, table, [&](int64_t key, uint32_t row) {
-    ModelRow& entry = rows[key];
-    entry.row.resize(kDim);
-    RacyRead(entry.row.data(), view.Row(table, row), kDim * sizeof(float));
-    RacyRead(&entry.use, view.Metadata(table, 0, row), sizeof(entry.use));
-  });
-  return rows;
-}
-
-std::map<int64_t, ModelRow> RowsOf(Group& group, int table) {
-  std::map<int64_t, ModelRow> rows;
-  const Status status = group.Read([&](const ReadView& view) {
-    rows = RowsOf(view, table);
-    return Status();
-  });
-  EXPECT_TRUE(status.ok()) << status.message();
-  return rows;
-}
-
-// Returns a description of the first difference; "" if there is none.
-std::string Difference(const std::map<int64_t, ModelRow>& rows,
-                       const std::map<int64_t, ModelRow>& expected) {
-  for (const auto& [key, entry] : expected) {
-    const auto found = rows.find(key);
-    if (found == rows.end()) return "key " + std::to_string(key) + " is absent";
-    const ModelRow& row = found->second;
-    if (row.use.step != entry.use.step || row.use.count != entry.use.count) {
-      return "key " + std::to_string(key) + " has another use";
-    }
-    if (row.row != entry.row) return "key " + std::to_string(key) + " has another row";
-  }
-  if (rows.size() == expected.size()) return "";
-  return std::to_string(rows.size()) + " rows, expected " + std::to_string(expected.size());
-}
-
-// Keys that a step trains: some of a few hot ones, and some of a range that moves on.
-std::vector<int64_t> KeysOf(uint64_t step, size_t n) {
-  std::mt19937_64 random(step * 31 + 7);
-  std::set<int64_t> keys;
-  while (keys.size() < n) {
-    const bool hot = random() % 3 == 0;
-    const auto drift = static_cast<int64_t>(step * n / 2);
-    keys.insert(hot ? static_cast<int64_t>(random() % (2 * n))
-                    : 1000000 + drift + static_cast<int64_t>(random() % (4 * n)));
-  }
-  return {keys.begin(), keys.end()};
-}
 
 struct Case {
   const char* name;
@@ -198,49 +31,9 @@ EvictionPolicy PolicyOf(const Case& c) {
   return policy;
 }
 
-class EvictionTest : public GroupTest {
+class EvictionTest : public TableLifeTest {
  protected:
-  void SetUp() override { MakeAt(dir_ / "g"); }
-
-  void MakeAt(const std::string& path) {
-    GroupDraw draw = GroupDraw::Random();
-    draw.index_seed = kSeed;
-    auto group = Group::Create(path, kUuid, draw);
-    ASSERT_TRUE(group.ok()) << group.status().message();
-    writer_.reset();
-    group_ = *group;
-    OpenWriter();
-  }
-  int AddEvicting(const EvictionPolicy& policy) {
-    const auto table = writer_->CreateTable(EvictingConfig());
-    EXPECT_TRUE(table.ok()) << table.status().message();
-    OptimizerConfig sgd;
-    sgd.kind = OptimizerKind::kSgd;
-    EXPECT_TRUE(writer_->BindOptimizer(*table, sgd, false).ok());
-    SetPolicy(*table, policy);
-    return *table;
-  }
-  void SetPolicy(int table, const EvictionPolicy& policy) {
-    ASSERT_TSPS_OK(writer_->SetEviction(table, std::make_shared<EvictionPolicy>(policy)));
-  }
-  Status Train(int table, const std::vector<int64_t>& keys, float g) {
-    const std::vector<float> gradients(keys.size() * kDim, g);
-    TableUpdate update;
-    update.table = table;
-    update.keys = keys.data();
-    update.gradients = gradients.data();
-    update.n = keys.size();
-    update.hyper = &kRate;
-    update.n_hyper = 1;
-    return writer_->ApplyStep(group_->step() + 1, {update}, executor_);
-  }
   std::string DifferenceByOrder();
-  void Expect(int table, const Model& model, const std::string& when) {
-    ASSERT_EQ(Difference(RowsOf(*group_, table), model.rows()), "") << when;
-    const TableStats stats = StatsOf(table);
-    ASSERT_EQ(stats.evicted_unused, model.unused()) << when;
-    ASSERT_EQ(stats.evicted_excess, model.excess()) << when;
-  }
 };
 
 class EvictionModelTest : public EvictionTest, public ::testing::WithParamInterface<Case> {};
@@ -286,7 +79,9 @@ TEST_P(EvictionModelTest, EveryStateIsThatOfTheModel) {
   }
   ASSERT_TSPS_OK(writer_->Verify());
   EXPECT_GT(model.unused() + model.excess(), 1000u);
-  if (policy.max_rows > 0) EXPECT_LE(model.rows().size(), policy.max_rows);
+  if (policy.max_rows > 0) {
+    EXPECT_LE(model.rows().size(), policy.max_rows);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -488,19 +283,6 @@ TEST_F(EvictionTest, AKilledTrimOfTheLogLosesNothing) {
       ASSERT_TSPS_OK(writer_->Verify());
     }
   }
-}
-
-// Returns whether `differs` returns true in a child process with a mechanism off.
-template <typename Differs>
-bool FoundWithout(const char* mechanism, const Differs& differs) {
-  const pid_t child = fork();
-  if (child == 0) {
-    setenv("TFSPS_FAULT_OFF", mechanism, 1);
-    _exit(differs() ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return status == 0;
 }
 
 TEST_F(EvictionTest, ATableThatEvictsInRowOrderIsFound) {

@@ -158,3 +158,9 @@ def test_a_schedule_that_delays_tables_is_refused() -> None:
     model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=schedule), "mse")
     with pytest.raises(UnsupportedError, match=r"eviction=.*cannot be trained with DelayedGlobal"):
         fit(model, 1)
+
+
+def test_layers_have_no_admission_yet() -> None:
+    layer = tsps.Embedding(None, 4, table=tsps.TableConfig("t", 4, admission=tsps.Admission(2, 100)))
+    with pytest.raises(UnsupportedError, match="no admission yet"):
+        layer(tf.constant([1]))

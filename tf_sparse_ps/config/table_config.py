@@ -12,9 +12,11 @@ import re
 from typing import Any
 
 from tf_sparse_ps import optimizers
+from tf_sparse_ps.config import admission as admission_lib
 from tf_sparse_ps.config import constraints, device_cache, initializers, tiered
 from tf_sparse_ps.config import eviction as eviction_lib
 from tf_sparse_ps.config import placement as placement_lib
+from tf_sparse_ps.config.admission import Admission
 from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.metadata import USE, MetadataPlane
@@ -57,7 +59,8 @@ class TableConfig:
         UnitNorm(axis=1) or MinMaxNorm(axis=1) of Keras, as string, dict or object; see
         `tf_sparse_ps.config.constraints`.
       seed: The seed of the initial values. None: it is drawn when the table is made, in a job by rank 0.
-      admission: Reserved for a later version. Must be None.
+      admission: A `tsps.Admission`: how often a key must occur before it gets a row. Only `tsps.Table` has it, not
+        layers. None: a key gets a row when it is first trained.
       eviction: A `tsps.Eviction`: the rows that the steps of the table evict. None: a row stays until it is erased.
       key_limit: The number of keys of a bounded table, 0 .. key_limit - 1. None: every int64 is a key.
       storage: The storage of the rows: "memory", or a `tsps.Tiered` for tables larger than memory.
@@ -82,7 +85,7 @@ class TableConfig:
     optimizer: optimizers.RowOptimizer | None = None
     constraint: Any = None
     seed: int | None = None
-    admission: None = None
+    admission: Admission | None = None
     eviction: Eviction | None = None
     key_limit: int | None = None
     metadata: tuple[MetadataPlane, ...] = ()
@@ -106,8 +109,6 @@ class TableConfig:
         for name, known in (("dtype", DTYPES), ("rounding", ROUNDINGS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"`{name}` must be one of {known}. Received: {name}={getattr(self, name)!r}")
-        if self.admission is not None:
-            raise UnsupportedError(f"`admission` is not supported yet. Received: admission={self.admission!r}")
         if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 2**63):
             raise ValueError(f"`seed` must be an integer of 0 .. 2**63 - 1. Received: seed={self.seed!r}")
         if self.optimizer is not None and not isinstance(self.optimizer, optimizers.RowOptimizer):
@@ -124,6 +125,7 @@ class TableConfig:
         object.__setattr__(self, "storage", tiered.get(self.storage))
         object.__setattr__(self, "placement", placement_lib.get(self.placement))
         object.__setattr__(self, "cache", device_cache.get(self.cache))
+        object.__setattr__(self, "admission", admission_lib.get(self.admission))
         object.__setattr__(self, "eviction", eviction_lib.get(self.eviction))
         initializer = self.resolved_initializer()
         self.resolved_constraint()
@@ -191,6 +193,7 @@ class TableConfig:
         config["storage"] = tiered.serialize(self.storage)
         config["placement"] = placement_lib.serialize(self.placement)
         config["cache"] = device_cache.serialize(self.cache)
+        config["admission"] = admission_lib.serialize(self.admission)
         config["eviction"] = eviction_lib.serialize(self.eviction)
         config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
@@ -226,6 +229,8 @@ class TableConfig:
             facts += constraint.parameters
         if isinstance(self.placement, placement_lib.Sharded):
             facts.append(self.placement.get_config())
+        if self.admission is not None:
+            facts.append(self.admission.get_config())
         if self.eviction is not None:
             facts.append(self.eviction.get_config())
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -61,6 +61,11 @@ class JobTables:
         self, config: TableConfig, *, salt: int | None = None, values: npt.NDArray[np.float32] | None = None
     ) -> TableBinding:
         """See `Job.create_table`."""
+        if config.admission is not None:
+            raise UnsupportedError(
+                f"table {config.name!r}: tables of layers have no admission yet. Use tsps.Table, which has it. "
+                f"Received: admission={config.admission}"
+            )
         if config.metadata:
             raise UnsupportedError(
                 f"table {config.name!r}: tables of layers have no metadata planes yet. Use tsps.Table, which has them. "

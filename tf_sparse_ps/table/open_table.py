@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_sparse_ps.config.admission import Admission
 from tf_sparse_ps.config.table_config import TableConfig
-from tf_sparse_ps.errors import InvalidArgumentError, StateError
+from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError
 from tf_sparse_ps.table import newer_rows
 from tf_sparse_ps.table.arrays import Keys, as_keys
 from tf_sparse_ps.table.shards import Shard
 
+SKETCH = ".sketch"  # the end of the name of the table that counts another table's keys without a row
 _UNKNOWN = 2**32 - 1  # a change generation that no state has
 # A mark is the uuid of a table, the life of its group (missing in marks of earlier versions), and a change generation.
 _MARK = re.compile(r"([0-9a-fA-F]{32}):(?:([0-9a-f]{16}):)?([0-9]+)")
@@ -74,12 +77,29 @@ class OpenTable:
         """Raises StateError unless the mode is "r+"."""
         self._writable_group()
 
-    def _set_eviction(self) -> None:
-        """Lets this process's steps evict rows as the configuration says. The table may be one that records no use."""
+    def _set_policies(self) -> None:
+        """Lets this process's steps admit keys and evict rows as the configuration says."""
+        if (admission := self.config.admission) is not None:
+            try:
+                sketch = self._sketch()
+            except NotFoundError:
+                uuid = hashlib.blake2b(f"sketch {self.uuid}".encode(), digest_size=16).hexdigest()
+                name, keys = self.config.name + SKETCH, admission.expected_keys
+                sketch = self._group_as_it_is.create_sketch(name, uuid, keys, admission.count)
+            self._group_as_it_is.set_admission(self._index, admission.count, admission.half_life, sketch)
         nodes = 1 if self.shard is None else self.shard.nodes
         order, numbers, keep = self.config.eviction_for_core(nodes)
         if order:
             self._group_as_it_is.set_eviction(self._index, order, *numbers, np.array(keep, np.int64))
+
+    def _sketch(self) -> int:
+        """Returns the number of the table that counts keys without a row. NotFoundError: there is none."""
+        return int(self._group_as_it_is.find_table(self.config.name + SKETCH))
+
+    def _sketch_fill(self, admission: Admission) -> tuple[float, float]:
+        count, half_life = admission.count, admission.half_life
+        fill, error = self._group_as_it_is.sketch_fill(self._index, self._sketch(), count, half_life)
+        return float(fill), float(error)
 
     def set_trained_by(self, identity: int, steps: int) -> None:
         """Records which optimizer made the slots and its number of steps. Identity 0: any optimizer may use them."""

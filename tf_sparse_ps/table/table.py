@@ -100,7 +100,7 @@ class Table(ParameterFiles):
         if config.optimizer is not None:
             group.bind_optimizer(index, config.optimizer.kind, list(config.optimizer.slot_init), False)
         table = cls(group, index, config, "r+")
-        table._set_eviction()
+        table._set_policies()
         if resolved.values is not None:
             table._assign_chunked(np.arange(config.key_limit or 0, dtype=np.int64), resolved.values())
         return table
@@ -149,11 +149,12 @@ class Table(ParameterFiles):
             rounding=info["rounding"],
             metadata=tuple(map(MetadataPlane.from_core, info["metadata"])),
             storage=disk_folders.storage_of(info),
+            admission=None if config is None else config.admission,
             eviction=None if config is None else config.eviction,
         )
         table = cls(group, index, resolved_config, mode)
         if mode == "r+":
-            table._set_eviction()
+            table._set_policies()
         return table
 
     def __enter__(self) -> Table:
@@ -283,6 +284,11 @@ class Table(ParameterFiles):
         they were unused, and because there were too many. `oldest_use_age` is the number of steps since the row that
         was trained last the longest ago was trained; None: there is no row, or the table does not record the use of
         rows.
+
+        `admitted` counts the keys that got a row because they had occurred often enough, and `gradients_dropped` the
+        gradients of keys that had not. If the table was opened with its admission, `sketch_fill` is the share of the
+        sketch's cells that are in use, and `sketch_error` the estimated share of keys that would get a row the first
+        time they occur.
         """
         group = self._group
         info = group.info()
@@ -302,6 +308,8 @@ class Table(ParameterFiles):
             "group_bytes": info["bytes"],
             "counters": group.counters(),
         }
+        if self.config.admission is not None:
+            stats["sketch_fill"], stats["sketch_error"] = self._sketch_fill(self.config.admission)
         return stats
 
     def _oldest_use_age(self) -> int | None:

@@ -29,6 +29,7 @@
 
 #include "core/base/executor.h"
 #include "core/base/status.h"
+#include "core/group/admission_policy.h"
 #include "core/group/control_file.h"
 #include "core/group/eviction_policy.h"
 #include "core/group/read_view.h"
@@ -193,6 +194,8 @@ struct TableUpdate {
     size_t n;
   };
   std::vector<Piece> pieces = {};
+  // The occurrences of each key in training, for a table that counts them; null: all 1.
+  const uint32_t* occurrences = nullptr;
 };
 
 // The values that an assign writes to one plane, which role and name identify (table/planes.h).
@@ -302,6 +305,9 @@ class GroupWriter {
   // Lets the steps of this writer evict rows of a table; null: none. FailedPrecondition: the table
   // does not record the use of its rows, or has rows on disk.
   Status SetEviction(int table, std::shared_ptr<const EvictionPolicy> policy);
+  // Lets the steps of this writer add rows only as a policy says; null: always. `sketch`: a table
+  // with a SketchConfig, which only these steps may write. FailedPrecondition: it is another table.
+  Status SetAdmission(int table, std::shared_ptr<const AdmissionPolicy> policy, int sketch);
   // Records the run of the job that this writer belongs to; its seals name it.
   void SetRun(uint64_t run_id);
   // Sets the committed step, after a state was restored or imported.

@@ -95,6 +95,8 @@ struct TableMemory {
   std::vector<Checked> checked;  // by segment
   Demotions demotions;           // for a tiered table
   std::shared_ptr<const EvictionPolicy> eviction;
+  std::shared_ptr<const AdmissionPolicy> admission;
+  int sketch = -1;  // the number of the table that counts keys without a row
 };
 
 class RowMutation;

@@ -349,9 +349,11 @@ Status GroupWriter::Rebind(int place, const OptimizerConfig& config, uint64_t in
   RemoveOtherGenerations(files, committed);
   if (tiered) {
     TableMemory& memory = impl_->memory[static_cast<size_t>(place)];
-    auto eviction = std::move(memory.eviction);
-    memory = TableMemory();
-    memory.eviction = std::move(eviction);
+    TableMemory next_memory;
+    next_memory.eviction = std::move(memory.eviction);
+    next_memory.admission = std::move(memory.admission);
+    next_memory.sketch = memory.sketch;
+    memory = std::move(next_memory);
   }
   if (remapped != nullptr) {
     impl_->reserver.Cancel(files.Mappings());
@@ -370,20 +372,6 @@ Result<uint32_t> GroupWriter::MarkChanges() {
   const uint32_t generation = ++mutation.next().changes;
   TSPS_RETURN_IF_ERROR(CommitState(mutation));
   return generation;
-}
-
-Status GroupWriter::SetEviction(int table, std::shared_ptr<const EvictionPolicy> policy) {
-  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
-  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
-  TableFiles& files = *group_.impl_->files(place);
-  TSPS_ASSIGN_OR_RETURN(const PlaneList* const list,
-                        files.BoundPlanes(impl_->state.tables[static_cast<size_t>(place)]));
-  if (policy != nullptr && (!list->records_use() || files.config().storage.tiered())) {
-    return Error(Code::kFailedPrecondition, "table ", files.folder(), " cannot evict rows: it ",
-                 list->records_use() ? "has rows on disk" : "does not record the use of its rows");
-  }
-  impl_->memory[static_cast<size_t>(place)].eviction = std::move(policy);
-  return Status();
 }
 
 void GroupWriter::SetRun(uint64_t run_id) { group_.impl_->control->live().run_id.store(run_id); }

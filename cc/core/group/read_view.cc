@@ -191,6 +191,8 @@ TableStats ReadView::Stats(int table) const {
   stats.version = state.version;
   stats.evicted_unused = state.evicted_unused;
   stats.evicted_excess = state.evicted_excess;
+  stats.admitted = state.admitted;
+  stats.dropped = state.dropped;
   stats.bytes = Files(table).Bytes(state);
   const PlaneList* const list = Files(table).Planes(state);
   const auto records = Files(table).Records(state);

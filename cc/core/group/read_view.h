@@ -40,6 +40,8 @@ struct TableStats {
   uint64_t version = 0;         // number of changes outside of steps
   uint64_t evicted_unused = 0;  // rows evicted because no step had trained them
   uint64_t evicted_excess = 0;  // rows evicted because there were too many
+  uint64_t admitted = 0;        // rows of keys that occurred often enough
+  uint64_t dropped = 0;         // gradients of keys that did not
   std::vector<MetadataPlane> metadata;
 };
 

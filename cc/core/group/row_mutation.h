@@ -92,6 +92,16 @@ class RowMutation {
   Status FindEntries(RowPlan& plan, const std::vector<int64_t>& keys);
   Status CheckErased(const RowPlan& plan) const;
   Status CheckFreshUnique(const RowPlan& plan) const;
+  // --- Admission (row_mutation_admit.cc). ---
+  // Drops fresh keys of the update that have not occurred often enough, and finds what becomes of
+  // their counts.
+  Status Admit(RowPlan& plan);
+  // Keeps the fresh keys for which `keep` is not 0.
+  static void KeepFresh(const std::vector<uint8_t>& keep, RowPlan* plan);
+  // Reads lines of a sketch. Lines without a row have no counts.
+  Status ReadLines(int place, const std::vector<int64_t>& keys, std::vector<SketchLine>* lines);
+  // Plans the writes of all counts.
+  Status PlanSketches(const Group& group);
   // --- Eviction (row_mutation_evict.cc). ---
   // Adds the keys that the step evicts to those that it erases.
   Status ChooseEvicted(RowPlan& plan);

@@ -107,6 +107,7 @@ Status RowMutation::PlanUnique(RowPlan& plan) {
   TSPS_RETURN_IF_ERROR(FindErased(plan));
   TSPS_RETURN_IF_ERROR(CheckErased(plan));
   TSPS_RETURN_IF_ERROR(FetchRecords(plan));
+  TSPS_RETURN_IF_ERROR(Admit(plan));
   return ChooseEvicted(plan);
 }
 

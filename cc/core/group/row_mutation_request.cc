@@ -165,7 +165,8 @@ Status RowMutation::Plan(const Group& group, const RowChanges& changes) {
   for (const TableUpdate& update : changes.updates) TSPS_RETURN_IF_ERROR(AddUpdate(group, update));
   for (const TableWrites& writes : changes.writes) TSPS_RETURN_IF_ERROR(AddWrites(group, writes));
   for (const TableErases& erases : changes.erases) TSPS_RETURN_IF_ERROR(AddErases(group, erases));
-  return PlanTables();
+  TSPS_RETURN_IF_ERROR(PlanTables());
+  return PlanSketches(group);
 }
 
 Status RowMutation::PlanDemotions(int place, std::vector<int64_t> keys) {

@@ -1,6 +1,7 @@
 // Reserves what a mutation of rows needs: row numbers, storage, space in the index and in the undo
 // log, and space on disk.
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "core/group/erased_log.h"
@@ -74,8 +75,6 @@ Status RowMutation::ReserveErased(RowPlan& plan) {
     }
     TSPS_RETURN_IF_ERROR(
         LogErased(files, writer_.reserver, keys, mutation_.next().changes, &state));
-    state.evicted_unused += plan.n_unused;
-    state.evicted_excess += plan.n_excess;
   }
   return writer_.reserver.Ensure(files.free_rows(),
                                  (state.free_rows + plan.erased.size()) * sizeof(uint32_t));
@@ -98,6 +97,9 @@ Status RowMutation::Reserve() {
   for (RowPlan& plan : plans_) {
     TSPS_RETURN_IF_ERROR(ReserveRows(plan));
     TSPS_RETURN_IF_ERROR(ReserveErased(plan));
+    if (plan.n_dropped == 0) continue;
+    std::copy_if(plan.rows.begin(), plan.rows.end(), std::back_inserter(plan.changed_rows),
+                 [](uint32_t row) { return row != kAbsentRow; });
   }
   TSPS_RETURN_IF_ERROR(WriteUndo());
   for (RowPlan& plan : plans_) TSPS_RETURN_IF_ERROR(PrepareMoves(plan));

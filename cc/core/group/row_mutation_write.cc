@@ -136,7 +136,8 @@ void RowMutation::WriteRows(const RowPlan& plan, bool fresh) {
 
 void RowMutation::Begin() {
   for (const RowPlan& plan : plans_) {
-    mutation_.Touches(plan.table, plan.rows.data(), plan.n);
+    const std::vector<uint32_t>& rows = plan.n_dropped > 0 ? plan.changed_rows : plan.rows;
+    mutation_.Touches(plan.table, rows.data(), rows.size());
     mutation_.Touches(plan.table, plan.erased_rows.data(), plan.erased_rows.size());
   }
   for (const RowPlan& plan : plans_) {
@@ -207,6 +208,10 @@ void RowMutation::WriteState() {
   if (only_demotes_) return;
   for (const RowPlan& plan : plans_) {
     TableState& state = StateOf(plan);
+    state.evicted_unused += plan.n_unused;
+    state.evicted_excess += plan.n_excess;
+    state.admitted += plan.n_admitted;
+    state.dropped += plan.n_dropped;
     if (!step_.has_value()) {
       ++state.version;
     } else if (plan.update.has_value() && optimizer_.id != 0) {
@@ -249,7 +254,7 @@ void RowMutation::Publish() {
   if (!step_.has_value()) return;
   counters_.steps_applied.fetch_add(1, std::memory_order_relaxed);
   uint64_t rows = 0;
-  for (const RowPlan& plan : plans_) rows += plan.n;
+  for (const RowPlan& plan : plans_) rows += plan.n - plan.n_dropped;
   counters_.rows_written.fetch_add(rows, std::memory_order_relaxed);
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/executor.h"
@@ -83,6 +84,12 @@ struct RowPlan {
   const int64_t* keys = nullptr;
   size_t n = 0;
   std::vector<int64_t> joined;  // the keys, if they come from several places
+  // --- Keys of the update that get no row; their numbers stay kAbsentRow. ---
+  uint64_t n_dropped = 0;
+  uint64_t n_admitted = 0;
+  std::vector<uint32_t> changed_rows;    // `rows` without those, if there are any
+  std::vector<int64_t> sketch_keys;      // lines of the sketch to write
+  std::vector<SketchLine> sketch_lines;  // what they become
   size_t planes = 0;  // number of planes, from the list's first on, that change in existing rows
   std::vector<uint32_t> rows;      // row number of each key, new ones included
   std::vector<uint32_t> existing;  // positions in keys
@@ -97,6 +104,9 @@ struct RowPlan {
   // --- The images of existing rows in the undo log; null: no existing row is written. ---
   UndoRecordHeader* images = nullptr;
 };
+
+// Plans point into vectors of plans, which a vector of plans must not copy.
+static_assert(std::is_nothrow_move_constructible_v<RowPlan>);
 
 // The addresses of the first n planes of a table, of the rows' keys and of their change
 // generations, for loops over many rows. The embedding is plane 0, and the slots are 1 ...

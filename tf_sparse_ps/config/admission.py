@@ -1,0 +1,70 @@
+"""`Admission`: when a key of a table gets a row."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tf_sparse_ps.config.plain_numbers import make_plain
+
+_LIMITS = {"count": (2, 255), "expected_keys": (1, 2**40), "half_life": (1, 2**32 - 1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """A table makes rows only for keys that have occurred often enough in training.
+
+    A key gets a row in the step in which it occurs for the `count`-th time, and that step trains the row. Until then
+    the key reads its initial value, and its gradients are dropped. What lookups return does not change by admission
+    itself. docs/vocabularies.md tells how to choose the numbers.
+
+    The counts are in a sketch of bounded memory, which may take a key for a more frequent one; `Table.stats()`
+    estimates how often. The sketch takes about 2 bytes per expected key, and 4 for a `count` above 15.
+
+    Attributes:
+      count: The number of occurrences, 2 to 255.
+      expected_keys: The number of different keys that occur within a `half_life` and have no row.
+      half_life: The number of steps after which an occurrence counts half. Keys that occur less often never get a row.
+
+    Raises:
+      ValueError: A field is out of range.
+
+    Example:
+      tsps.TableConfig("items", 16, admission=tsps.Admission(3, expected_keys=50_000_000))
+    """
+
+    count: int
+    expected_keys: int
+    half_life: int = 10_000
+
+    def __post_init__(self) -> None:
+        make_plain(self, *_LIMITS)
+        for name, (least, most) in _LIMITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"`{name}` must be an integer, {least} .. {most}. Received: {name}={value!r}")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        return dataclasses.asdict(self)
+
+
+def get(admission: Any) -> Admission | None:
+    """Returns the admission of a table, given in any of its forms.
+
+    Args:
+      admission: None, an `Admission`, or the result of its `get_config`.
+
+    Raises:
+      ValueError: The argument is none of these.
+    """
+    if isinstance(admission, dict):
+        return Admission(**admission)
+    if admission is None or isinstance(admission, Admission):
+        return admission
+    raise ValueError(f"`admission` must be None or a tsps.Admission. Received: admission={admission!r}")
+
+
+def serialize(admission: Admission | None) -> dict[str, Any] | None:
+    """Returns a JSON-serialisable form, which `get` reads."""
+    return None if admission is None else admission.get_config()
