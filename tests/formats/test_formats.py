@@ -384,9 +384,9 @@ def test_a_group_of_another_format_is_refused(stored_format: Format, entry: str,
 
 # Files with their own version: its offset, the offset of the header's checksum, and the message's texts about both.
 VERSIONED_FILES = {
-    "tables/group/group": (8, 124, "format version 77 (layout ", "reads format version 4 (layout "),
-    "tables/group/user/config": (8, 252, "format version 77 (layout ", "reads format version 4 (layout "),
-    "tables/group/user/planes.*": (8, 1060, "format version 77 (layout ", "reads format version 4 (layout "),
+    "tables/group/group": (8, 124, "format version 77 (layout ", "reads format version 5 (layout "),
+    "tables/group/user/config": (8, 252, "format version 77 (layout ", "reads format version 5 (layout "),
+    "tables/group/user/planes.*": (8, 1060, "format version 77 (layout ", "reads format version 5 (layout "),
     "tiered/group/large/records.config": (8, 4028, "records.config version 77", "reads version 1"),
     "tiered/group/large/records.*/records.directory": (8, 28, "record index version 77", "reads version 1"),
     "tiered/disk/group/large/*/records.0": (8, 76, "record log version 77", "reads version 2"),
@@ -411,7 +411,7 @@ def test_a_group_of_another_layout_is_refused(scratch: Path) -> None:
     format_support.rewrite(folder / "group/group", {12: struct.pack("<I", 123)}, 124)
     with pytest.raises(DamagedFileError) as error:
         Table.open(folder / "group/user")
-    must_name(str(error.value), "format version 4 (layout 123)", f"(layout {format_of_groups()[1]})", *REMEDY_OF_GROUPS)
+    must_name(str(error.value), "format version 5 (layout 123)", f"(layout {format_of_groups()[1]})", *REMEDY_OF_GROUPS)
 
 
 def test_a_parameter_file_of_a_later_version_is_refused(scratch: Path) -> None:

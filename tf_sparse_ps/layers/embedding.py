@@ -331,11 +331,12 @@ class Embedding(TableLayer):
             "table": None if self.table is None else self.table.get_config(),
             "placement": placement_lib.serialize(self.placement),
             "storage": tiered.serialize(self.storage),
-            "eviction": eviction_lib.serialize(self.eviction),
             "cache": None
             if self.table is not None and self.table.cache is not None
             else device_cache.serialize(self.cache),
         }
+        if self.eviction is not None:  # so that earlier versions read models without it
+            config["eviction"] = eviction_lib.serialize(self.eviction)
         if not _keras.IS_KERAS_3:
             config |= {"input_length": self.input_length, "sparse": self.sparse}
         base = super().get_config()
