@@ -18,6 +18,7 @@ SUITES = {
     "layers": "small layers against keras.layers.Embedding; a collection against separate layers",
     "step": "lookup and full step on 1M x 64 rows with 213k Zipf ids, against keras.layers.Embedding",
     "sizes": "how a step grows with rows, width and ids, against copies of random rows",
+    "drift": "90 days of changing keys: rows, AUC and time with eviction and admission",
     "growth": "training adds 5 million keys to an unbounded table; the cost for readers",
     "cluster": "time and bytes per step on emulated hosts with slow cables, against Horovod with replicated tables",
     "exchange": "the memory that it takes to reduce gradients of 2 million keys per rank on two nodes",

@@ -111,6 +111,11 @@ Status SetEviction(const KernelContext& context) {
       return Error(Code::kInvalidArgument,
                    "numbers must have shape [3]. Received: ", ShapeString(numbers.shape()));
     }
+    const int64_t* const values = numbers.data<int64_t>();
+    if (values[0] < 0 || values[1] < 0 || values[2] < 1 || values[2] > UINT32_MAX) {
+      return Error(Code::kInvalidArgument, "eviction of table ", table.path(), " by unused_steps ",
+                   values[0], ", max_rows ", values[1], ", half_life ", values[2]);
+    }
     policy = std::make_shared<EvictionPolicy>();
     TSPS_ASSIGN_OR_RETURN(policy->order, EvictionPolicy::OrderFromName(order));
     policy->unused_steps = static_cast<uint64_t>(numbers.data<int64_t>()[0]);

@@ -81,6 +81,8 @@ void BindGroup(py::module_& module) {
            py::arg("nodes") = 0)
       .def("create_sketch", &PyGroup::CreateSketch, py::arg("name"), py::arg("uuid"),
            py::arg("expected_keys"), py::arg("count"))
+      .def_static("sketch_form", &PyGroup::SketchForm, py::arg("expected_keys"), py::arg("count"))
+      .def("remove_table", &PyGroup::RemoveTable, py::arg("table"))
       .def("set_admission", &PyGroup::SetAdmission, py::arg("table"), py::arg("count"),
            py::arg("half_life"), py::arg("sketch"))
       .def("sketch_fill", &PyGroup::SketchFill, py::arg("table"), py::arg("sketch"),

@@ -116,6 +116,9 @@ class PyGroup {
   // Creates the table of a sketch (core/group/admission_policy.h). Returns its number.
   int CreateSketch(const std::string& name, const std::string& uuid, uint64_t expected_keys,
                    uint32_t count);
+  // Returns the number of lines of a sketch, and the name of the plane that has them.
+  static py::tuple SketchForm(uint64_t expected_keys, uint32_t count);
+  void RemoveTable(int table);
   void SetAdmission(int table, uint32_t count, uint32_t half_life, int sketch);
   // Returns the share of a sketch's cells that are not 0, and the share of keys without a row that
   // would be admitted although they never occurred.

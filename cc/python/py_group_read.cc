@@ -127,11 +127,11 @@ py::dict PyGroup::Stats(int table) {
 
 py::tuple PyGroup::SketchFill(int table, int sketch, uint32_t count, uint32_t half_life) {
   const auto lines = static_cast<uint64_t>(Config(sketch)->key_limit);
-  const AdmissionSketch counts(lines, count, StatsOf(table).index_seed);
+  const AdmissionSketch counts(lines, count, half_life, StatsOf(table).index_seed);
   double filled = 0, errors = 0;
   ThrowIfError(Read([&](const ReadView& view) {
     filled = errors = 0;
-    const uint32_t epoch = UseStep(view.step()) / half_life;
+    const uint32_t step = UseStep(view.step());
     const PlaneList* const list = view.Planes(sketch);
     const uint64_t rows = view.Stats(sketch).row_capacity;
     if (list == nullptr) return Status();
@@ -142,9 +142,9 @@ py::tuple PyGroup::SketchFill(int table, int sketch, uint32_t count, uint32_t ha
       SketchLine line;
       RacyRead(&line, from, sizeof(line));
       const auto n = static_cast<double>(counts.cells());
-      filled += static_cast<double>(counts.CountAtLeast(line, 1, epoch)) / n;
+      filled += static_cast<double>(counts.CountAtLeast(line, 1, step)) / n;
       // A key that occurs for the first time is admitted if other keys have raised both its cells.
-      const double raised = static_cast<double>(counts.CountAtLeast(line, count - 1, epoch)) / n;
+      const double raised = static_cast<double>(counts.CountAtLeast(line, count - 1, step)) / n;
       errors += raised * raised;
     }
     return Status();

@@ -88,10 +88,18 @@ int PyGroup::CreateSketch(const std::string& name, const std::string& uuid, uint
   int table = 0;
   ThrowIfError(Write([&](GroupWriter& writer) -> Status {
     const uint64_t lines = AdmissionSketch::LinesFor(expected_keys, count);
-    TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(SketchConfig(name, uuid, lines)));
+    TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(SketchConfig(name, uuid, lines, count)));
     return Status();
   }));
   return table;
+}
+
+py::tuple PyGroup::SketchForm(uint64_t expected_keys, uint32_t count) {
+  return py::make_tuple(AdmissionSketch::LinesFor(expected_keys, count), SketchPlane(count));
+}
+
+void PyGroup::RemoveTable(int table) {
+  ThrowIfError(Write([&](GroupWriter& writer) { return writer.RemoveTable(table); }));
 }
 
 void PyGroup::SetAdmission(int table, uint32_t count, uint32_t half_life, int sketch) {

@@ -124,7 +124,7 @@ TEST_F(AdmissionTest, OtherTablesAndCountsAreRefused) {
   };
   EXPECT_EQ(set(3, plain), Code::kFailedPrecondition);
   EXPECT_EQ(set(3, table), Code::kFailedPrecondition);
-  const auto sketch = writer_->CreateTable(SketchConfig("s", std::string(32, 'c'), 4));
+  const auto sketch = writer_->CreateTable(SketchConfig("s", std::string(32, 'c'), 4, 255));
   ASSERT_TRUE(sketch.ok());
   EXPECT_EQ(set(1, *sketch), Code::kInvalidArgument);
   EXPECT_EQ(set(256, *sketch), Code::kInvalidArgument);
@@ -134,7 +134,7 @@ TEST_F(AdmissionTest, OtherTablesAndCountsAreRefused) {
 TEST(AdmissionSketchTest, CountsAreAtLeastTheOccurrences) {
   constexpr uint64_t kKeys = 60000;
   for (const uint32_t admitted_at : {5u, 100u}) {
-    const AdmissionSketch sketch(AdmissionSketch::LinesFor(kKeys, admitted_at), admitted_at, 42);
+    const AdmissionSketch sketch(AdmissionSketch::LinesFor(kKeys, admitted_at), admitted_at, 1, 42);
     std::vector<SketchLine> lines(AdmissionSketch::LinesFor(kKeys, admitted_at));
     size_t exact = 0;
     for (int64_t key = 0; key < static_cast<int64_t>(kKeys); ++key) {
@@ -150,7 +150,7 @@ TEST(AdmissionSketchTest, CountsAreAtLeastTheOccurrences) {
 
 TEST(AdmissionSketchTest, CountsFade) {
   for (const uint32_t admitted_at : {5u, 100u}) {
-    const AdmissionSketch sketch(1, admitted_at, 42);
+    const AdmissionSketch sketch(1, admitted_at, 1, 42);
     SketchLine line = {};
     EXPECT_EQ(sketch.Add(1, 12, 3, &line), 12u);
     EXPECT_EQ(sketch.CountAtLeast(line, 12, 3), 2u);

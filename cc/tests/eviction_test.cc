@@ -174,6 +174,54 @@ TEST_F(EvictionTest, AStepWithMoreKeysThanTheBoundChangesNothing) {
   for (const int64_t kept : {1, 2, 3}) EXPECT_EQ(RowsOf(*group_, table).count(kept), 1u);
 }
 
+TEST_F(EvictionTest, ATableAboveItsBoundStillRefusesLargerSteps) {
+  EvictionPolicy policy;
+  policy.max_rows = 100;
+  const int table = AddEvicting(policy);
+  const std::vector<int64_t> set = KeysOf(1, 101);
+  const std::vector<float> rows(set.size() * kDim);
+  ASSERT_TSPS_OK(writer_->Assign(table, set.data(), rows.data(), nullptr, set.size(), executor_));
+  EXPECT_EQ(Train(table, KeysOf(50, 120), 1.0f).code(), Code::kResourceExhausted);
+  ASSERT_TSPS_OK(Train(table, KeysOf(50, 90), 1.0f));
+  EXPECT_EQ(StatsOf(table).rows, 100u);
+}
+
+TEST_F(EvictionTest, AStepThatAlsoErasesRowsEvictsOthers) {
+  EvictionPolicy policy;
+  policy.unused_steps = 1;
+  const int table = AddEvicting(policy);
+  ASSERT_TSPS_OK(Train(table, KeysOf(1, 200), 1.0f));
+  const std::vector<int64_t> erased = KeysOf(1, 20);
+  const std::vector<float> gradient(kDim, 1.0f);
+  const int64_t key = -5;
+  RowChanges changes;
+  changes.step = group_->step() + 1;
+  TableUpdate update{table, &key, gradient.data(), 1, &kRate, 1};
+  changes.updates = {update};
+  changes.erases = {{table, erased.data(), erased.size()}};
+  ASSERT_TSPS_OK(writer_->Prepare(changes, executor_));
+  writer_->Publish();
+  EXPECT_EQ(StatsOf(table).rows, 1u);
+  ASSERT_TSPS_OK(writer_->Verify());
+}
+
+TEST_F(EvictionTest, ARowOfALaterStepCountsAsUsedNow) {
+  EvictionPolicy policy;
+  policy.max_rows = 20;
+  const int table = AddEvicting(policy);
+  std::vector<int64_t> keys(20);
+  std::vector<RowUse> uses(20, RowUse{1000, 0});
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  const std::vector<float> rows(keys.size() * kDim);
+  ASSERT_TSPS_OK(writer_->Assign(table, keys.data(), rows.data(), nullptr, keys.size(), executor_,
+                                 uses.data()));
+  for (int64_t key = 100; key < 105; ++key) {
+    ASSERT_TSPS_OK(Train(table, {0, 1, 2, key}, 1.0f));
+  }
+  const auto left = RowsOf(*group_, table);
+  for (const int64_t trained : {0, 1, 2}) EXPECT_EQ(left.count(trained), 1u) << trained;
+}
+
 TEST_F(EvictionTest, ATableWithoutUsesRefusesAPolicy) {
   const int table = AddTable("plain", 4);
   const Status status = writer_->SetEviction(table, std::make_shared<EvictionPolicy>());
@@ -240,7 +288,7 @@ TEST_F(EvictionTest, AKilledTrimOfTheLogLosesNothing) {
   EvictionPolicy policy;
   policy.max_rows = 3000;
   for (const char* const point : {"erased.dropped", "erased.moved", "publish.record"}) {
-    for (const long n : {1L, 2L, 500L}) {
+    for (const long n : {1L, 2L, 500L, 30000L, 32499L, 32500L}) {
       TempDir dir;
       MakeAt(dir / "g");
       const int table = AddEvicting(policy);

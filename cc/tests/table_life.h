@@ -161,7 +161,7 @@ class Model {
     if (policy_.max_rows > 0 && live + fresh > policy_.max_rows) {
       wanted = std::min<uint64_t>(live + fresh - policy_.max_rows, fresh + 1024);
     }
-    for (uint64_t n = std::max<uint64_t>(1024, 8 * wanted);; n *= 4) {
+    for (uint64_t n = std::max<uint64_t>(1024, 4 * wanted);; n *= 4) {
       std::vector<int64_t> evicted;
       std::vector<Candidate> others;
       const uint64_t begin = step * 0x9E3779B97F4A7C15u;
@@ -281,7 +281,7 @@ class TableLifeTest : public GroupTest {
     const std::string name = "t.sketch";
     auto sketch = group_->FindTable(name);
     if (!sketch.ok()) {
-      sketch = writer_->CreateTable(SketchConfig(name, std::string(32, 'c'), lines));
+      sketch = writer_->CreateTable(SketchConfig(name, std::string(32, 'c'), lines, policy.count));
       ASSERT_TRUE(sketch.ok()) << sketch.status().message();
     }
     ASSERT_TSPS_OK(

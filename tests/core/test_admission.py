@@ -10,6 +10,7 @@ import pytest
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import _table
+from tf_sparse_ps.errors import StateError, TableExistsError
 
 DIM = 4
 
@@ -130,3 +131,37 @@ def test_admission_and_eviction_together(tmp_path: Path) -> None:
         assert len(table) == 100
         assert stats["admitted"] == len(table) + stats["evicted_excess"]
         assert stats["gradients_dropped"] > 200
+
+
+def test_another_sketch_counts_from_0(tmp_path: Path) -> None:
+    path = tmp_path / "g" / "t"
+    with tsps.Table.create(path, config(tsps.Admission(3, 1000))) as table:
+        train(table, [7])
+        train(table, [7])
+    for admission in (tsps.Admission(3, 5000), tsps.Admission(20, 5000)):
+        with pytest.warns(UserWarning, match="counted from 0 again"):
+            table = tsps.Table.open(path, "r+", config(admission))
+        train(table, [7])
+        assert len(table) == 0
+        table.close()
+    with tsps.Table.open(path, "r+", config(tsps.Admission(16, 5000, half_life=1))) as table:  # the same sketch
+        train(table, [7])
+        assert table.stats()["sketch_fill"] > 0
+
+
+def test_the_name_of_the_sketch_is_taken(tmp_path: Path) -> None:
+    tsps.Table.create(tmp_path / "g" / "t.sketch", tsps.TableConfig("t.sketch", 2)).close()
+    with pytest.raises(TableExistsError, match=r"t\.sketch already exists"):
+        tsps.Table.create(tmp_path / "g" / "t", config(tsps.Admission(3, 1000)))
+    with tsps.Table.create(tmp_path / "g" / "t", config(None)):
+        pass
+    with pytest.raises(StateError, match=r"needs the name 't\.sketch'"):
+        tsps.Table.open(tmp_path / "g" / "t", "r+", config(tsps.Admission(3, 1000)))
+    with pytest.raises(ValueError, match="leave space"):
+        tsps.TableConfig("n" * 125, 2, admission=tsps.Admission(3, 1000))
+
+
+def test_a_reader_finds_no_sketch(tmp_path: Path) -> None:
+    tsps.Table.create(tmp_path / "g" / "t", config(None)).close()
+    with tsps.Table.open(tmp_path / "g" / "t", config=config(tsps.Admission(3, 1000))) as table:
+        assert table.stats()["sketch_fill"] is None

@@ -67,13 +67,14 @@ def test_kept_keys_are_sorted_and_may_be_strings() -> None:
         ({"storage": tsps.Tiered("/disk", memory="1GiB")}, UnsupportedError, "rows on disk"),
         ({"cache": tsps.DeviceCache(rows=10)}, UnsupportedError, "device cache"),
         ({"max_rows": 9}, ValueError, "max_rows=10 exceeds the table's max_rows=9"),
+        ({"key_limit": 5}, ValueError, "keeps key 7"),
         ({"initializer": lambda shape, dtype: np.ones(shape, dtype), "key_limit": 5}, ValueError, "return as zeros"),
         ({"metadata": (tsps.MetadataPlane("use"),)}, ValueError, "or use"),
     ],
 )
 def test_tables_that_cannot_evict(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        config(tsps.Eviction(max_rows=10), **options)
+        config(tsps.Eviction(max_rows=10, keep=[7] if "keeps" in words else []), **options)
 
 
 def test_an_initializer_of_a_whole_matrix_is_allowed_if_asked_for() -> None:
@@ -179,19 +180,41 @@ def test_files_carry_uses(tmp_path: Path) -> None:
         keys = np.sort(table.keys())
         expected = table.metadata(keys)
         assert list(expected) == ["use", "clicks"]
-    with make(tmp_path / "second", tsps.Eviction(max_rows=50), metadata=(other,)) as table:
-        table.load_parameter_file(file)
-        for name, values in table.metadata(keys).items():
-            np.testing.assert_array_equal(values, expected[name])
+    with make(tmp_path / "second", tsps.Eviction(max_rows=90), metadata=(other,)) as table:
+        for _ in range(7):
+            train(table, [1000])
+        table.load_parameter_file(file)  # rows keep their ages, although the step is another one
+        loaded = table.metadata(keys)
+        np.testing.assert_array_equal(loaded["clicks"], expected["clicks"])
+        np.testing.assert_array_equal(loaded["use"], expected["use"] + np.array([3, 0], np.uint32))
     with make(tmp_path / "third", None, metadata=(other,)) as table:  # has no uses
         assert table.load_parameter_file(file) == 50
         assert list(table.metadata(keys)) == ["clicks"]
         plain = table.save(tmp_path)
     with make(tmp_path / "fourth", tsps.Eviction(max_rows=50), metadata=(other,)) as table:
         train(table, [1])
-        train(table, [1])
+        train(table, [2])
         table.load_parameter_file(plain)  # rows of a file without uses count as used now
-        assert table.metadata([1, 5, 45])["use"].tolist() == [[2, 512], [2, 0], [2, 0]]
+        assert table.metadata([1, 5, 45])["use"].tolist() == [[2, 0]] * 3
+
+
+def test_rows_of_a_later_step_do_not_outlive_trained_ones(tmp_path: Path) -> None:
+    with make(tmp_path / "g", tsps.Eviction(max_rows=50)) as table:
+        for _ in range(300):
+            train(table, range(50))
+        file = table.save(tmp_path)
+    with make(tmp_path / "second", tsps.Eviction(max_rows=100)) as table:
+        table.load_parameter_file(file)
+        for step in range(10):
+            train(table, [*range(10), *range(1000 + 20 * step, 1020 + 20 * step)])
+        assert set(range(10)) < set(table.keys().tolist())
+        assert len(set(range(10, 50)) & set(table.keys().tolist())) == 0
+
+
+def test_a_rounded_initial_value_is_no_difference(tmp_path: Path) -> None:
+    planes = (tsps.MetadataPlane("x", "float32", initial=0.1), tsps.MetadataPlane("y", "float16", initial=0.1))
+    make(tmp_path / "g", None, metadata=planes).close()
+    tsps.Table.open(tmp_path / "g" / "t", config=config(None, metadata=planes)).close()
 
 
 # --- eviction at once ---

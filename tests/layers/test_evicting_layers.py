@@ -125,6 +125,17 @@ def test_rows_of_a_checkpoint_without_uses_count_as_used_in_its_step(tmp_path: P
     assert len(table_of(layer)) == 90
 
 
+def test_loaded_weights_count_as_used_now(tmp_path: Path) -> None:
+    layer = tsps.Embedding(None, 4, eviction=tsps.Eviction(1000))
+    model = compiled(layer)
+    fit(model, 3)
+    model.save_weights(tmp_path / "m.weights.h5")
+    fit(model, 4)
+    model.load_weights(tmp_path / "m.weights.h5")
+    table = table_of(layer)
+    assert table.metadata([0, 89])["use"].tolist() == [[table.step, 0]] * 2
+
+
 def test_evicting_at_once() -> None:
     layer = tsps.Embedding(None, 4, eviction=tsps.Eviction(1000, keep=[2]))
     model = compiled(layer)
@@ -132,9 +143,11 @@ def test_evicting_at_once() -> None:
     layer.evict()
     assert len(table_of(layer)) == 120
     layer.evict(tsps.Eviction(1, keep=[0]))
-    assert sorted(table_of(layer).keys().tolist()) == [0, *range(90, 120)]
+    assert sorted(table_of(layer).keys().tolist()) == [0, 2, *range(90, 120)]
     layer.evict(tsps.Eviction(max_rows=5))
     assert len(table_of(layer)) == 5
+    layer.evict(tsps.Eviction(max_rows=1))
+    assert len(table_of(layer)) == 1
     plain = tsps.Embedding(None, 4)
     with pytest.raises(ValueError, match="before it is built"):
         plain.evict()

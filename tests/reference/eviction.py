@@ -67,7 +67,7 @@ class Evictions:
         fresh = len(keys - self.uses.keys())
         excess = max(0, len(live) + fresh - self.max_rows) if self.max_rows else 0
         wanted = min(excess, fresh + 1024)
-        looked_at = max(1024, 8 * wanted)
+        looked_at = max(1024, 4 * wanted)
         while True:
             span = ALL if looked_at >= len(live) else ALL // len(live) * looked_at
             hash_of = hashes(live, self.index_seed)

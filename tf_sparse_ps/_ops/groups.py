@@ -211,7 +211,7 @@ def set_eviction(path: str, uuid: str, order: str, numbers: Sequence[int], keep:
         path: The path of the table.
         uuid: The uuid of the table.
         order: "lru" or "lfu"; "": no rows are evicted.
-        numbers: unused_steps, max_rows on this node, and half_life; 0: unlimited.
+        numbers: unused_steps and max_rows on this node, 0: unlimited; and half_life, at least 1.
         keep: The keys that are never evicted.
     """
     lib.tsps_set_eviction(path, uuid, order, tf.constant(numbers, tf.int64), tf.constant(keep, tf.int64, [len(keep)]))

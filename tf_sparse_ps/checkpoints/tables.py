@@ -214,7 +214,7 @@ class Stored:
             with bar(stored.at_most, f"restore {binding.config.name}") as progress:
                 try:
                     for block in _read_ahead(_joined(stored.blocks(carried))):
-                        yield block if USE.name in block.metadata else _used_at(self._step, block)
+                        yield block if USE.name in block.metadata else _used_in(self._step, block)
                         progress.update(len(block.keys))
                         fault_points.reach("rows_restored")
                 except (DamagedFileError, NotFoundError, OSError) as error:
@@ -237,9 +237,9 @@ def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
             yield block
 
 
-def _used_at(step: int, block: Block) -> Block:
+def _used_in(step: int, block: Block) -> Block:
     """Returns a block whose rows count as used in a step, because their use was not saved."""
-    use = np.tile(np.array([min(step, 2**32 - 1), 0], np.uint32), (len(block.keys), 1))
+    use = parameter_files.moved_use(None, len(block.keys), 0, step)
     return block._replace(metadata={**block.metadata, USE.name: use})
 
 

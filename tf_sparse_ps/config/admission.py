@@ -7,6 +7,7 @@ from typing import Any
 
 from tf_sparse_ps.config.plain_numbers import make_plain
 
+SKETCH = ".sketch"  # the end of the name of the table that counts another table's keys without a row
 _LIMITS = {"count": (2, 255), "expected_keys": (1, 2**40), "half_life": (1, 2**32 - 1)}
 
 

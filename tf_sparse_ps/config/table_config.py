@@ -131,6 +131,11 @@ class TableConfig:
         self.resolved_constraint()
         if self.eviction is not None:
             self._check_eviction(self.eviction, initializer)
+        if self.admission is not None and not _NAME.fullmatch(self.name + admission_lib.SKETCH):
+            raise ValueError(
+                f"`name` must leave space for {admission_lib.SKETCH!r}, the end of the name of the table of counts. "
+                f"Received: name={self.name!r}"
+            )
 
     def _check_eviction(self, eviction: Eviction, initializer: initializers.Resolved) -> None:
         if isinstance(self.storage, tiered.Tiered):
@@ -146,6 +151,11 @@ class TableConfig:
             raise ValueError(
                 f"table {self.name!r}: evicted rows would return as zeros, not with the values of the initializer "
                 f"{self.initializer!r}. If that is right, set Eviction(custom_initializer=True)"
+            )
+        outside = [key for key in eviction.keep if self.key_limit is not None and not 0 <= key < self.key_limit]
+        if outside:
+            raise ValueError(
+                f"table {self.name!r}: the eviction keeps key {outside[0]}, which is not in [0, {self.key_limit})"
             )
         if self.max_rows is not None and eviction.max_rows is not None and eviction.max_rows > self.max_rows:
             raise ValueError(

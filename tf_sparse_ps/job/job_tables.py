@@ -72,6 +72,7 @@ class JobTables:
                 f"Received: metadata={config.metadata}"
             )
         binding, initializer = self._bind_next(config, salt, values is not None)
+        binding.check_eviction()
         if binding.placement == "sharded" and values is not None:
             binding.weights_checksum = f"of checksum {checksum(np.asarray(values, np.float32))}"
         self.lifetimes.add(binding)
@@ -208,6 +209,11 @@ class JobTables:
             raise StateError(
                 f"job {name!r} has a table {binding.path} that does not record the use of its rows, so it cannot evict "
                 "any. Save the job's state, and continue from it under another TFSPS_JOB"
+            )
+        if config.cache is not None and USE.for_core() in info["metadata"]:
+            raise StateError(
+                f"job {name!r} has a table {binding.path} that evicted rows in an earlier run, and cannot have a "
+                "device cache. Leave out `cache`; or save the job's state, and continue from it under another TFSPS_JOB"
             )
         binding.salt = info["initializer"]["salt"]
         _refuse_lost_rows(binding, str(name))

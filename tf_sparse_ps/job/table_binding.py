@@ -20,7 +20,7 @@ from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.node import activity
-from tf_sparse_ps.table import evicting
+from tf_sparse_ps.table import evicting, parameter_files
 from tf_sparse_ps.table.arrays import checksum
 from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import Shard
@@ -236,7 +236,10 @@ class TableBinding:
             had_rows = len(self.reader()) > 0
             written: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
             for block in blocks:
-                self.write_rows(block.keys, block.rows, block.slots, block.metadata.get(USE.name))
+                use = block.metadata.get(USE.name)
+                if use is None:  # present rows must not keep an old use
+                    use = parameter_files.moved_use(None, len(block.keys), 0, self.group.committed_step())
+                self.write_rows(block.keys, block.rows, block.slots, use)
                 if had_rows:
                     written.append(block.keys)
             if had_rows:
@@ -253,13 +256,20 @@ class TableBinding:
                     _ops.erase(self.path, self.uuid, keys)
 
     def evict(self, eviction: Eviction) -> None:
-        """Evicts all rows on this node that are due. Every rank calls it; the leader writes."""
+        """Evicts all rows on this node that are due. Every rank calls it; the leader writes.
+
+        Raises:
+          StateError: The table does not record the use of its rows.
+        """
+        evicting.check(self.reader())
         self.leader_wrote_values = True
         self.erasures += 1
         with self.writing(number_of("evicted", eviction.get_config(), self.erasures)) as writes:
             if writes:
                 most = eviction.max_rows
-                keys = evicting.due(self.reader(), eviction, None if most is None else max(1, most // self._parts))
+                most = None if most is None else max(1, most // self._parts)
+                keep = () if self.config.eviction is None else self.config.eviction.keep
+                keys = evicting.due(self.reader(), eviction, most, keep)
                 with eager_ops(f"evicting rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, keys)
 
@@ -267,6 +277,15 @@ class TableBinding:
     def _parts(self) -> int:
         """The number of machines that share the rows."""
         return self.nodes if self.placement == "sharded" else 1
+
+    def check_eviction(self) -> None:
+        """Raises ValueError if the kept keys would fill a machine's part of the table."""
+        _, (_, most, _), keep = self.config.eviction_for_core(self._parts)
+        if most and len(keep) >= most:
+            raise ValueError(
+                f"table {self.config.name!r}: the eviction keeps {len(keep)} keys, and each of {self._parts} machines "
+                f"has at most {most} rows. Keep fewer keys, or raise max_rows"
+            )
 
     def set_eviction(self) -> None:
         """Lets the steps of this node evict rows as the configuration says. Only the leader calls it."""

@@ -23,6 +23,7 @@ from tf_sparse_ps.layers import anchor, cached, collective_calls, row_source, ro
 from tf_sparse_ps.layers.ids import unique_keys
 from tf_sparse_ps.layers.row_source import RowSource
 from tf_sparse_ps.node import activity
+from tf_sparse_ps.table import evicting
 
 
 class _Bound:
@@ -179,7 +180,7 @@ class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
         Steps evict a few rows each. This call evicts all rows that are due, for example before a model is exported.
 
         Args:
-          eviction: The `tsps.Eviction`. None: that of the table.
+          eviction: The `tsps.Eviction`. None: that of the table, whose `keep` holds in any case.
           table: The name of the table (`TableConfig.name`). None: the only table of the layer.
 
         Raises:
@@ -194,6 +195,7 @@ class TableLayer(_keras_inputs.IntegerInput, _keras.Layer):
                 f"layer {self.name!r}: table {binding.config.name!r} has no eviction. Give a tsps.Eviction. Received: "
                 f"eviction={eviction!r}"
             )
+        evicting.check(binding.reader())
         collective_calls.agree(binding, "evicting rows", {"eviction": repr(eviction)})
         binding.evict(eviction)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps.config.admission import Admission
+from tf_sparse_ps.config.admission import SKETCH, Admission
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError
 from tf_sparse_ps.table import newer_rows
 from tf_sparse_ps.table.arrays import Keys, as_keys
 from tf_sparse_ps.table.shards import Shard
 
-SKETCH = ".sketch"  # the end of the name of the table that counts another table's keys without a row
 _UNKNOWN = 2**32 - 1  # a change generation that no state has
 # A mark is the uuid of a table, the life of its group (missing in marks of earlier versions), and a change generation.
 _MARK = re.compile(r"([0-9a-fA-F]{32}):(?:([0-9a-f]{16}):)?([0-9]+)")
@@ -80,25 +80,53 @@ class OpenTable:
     def _set_policies(self) -> None:
         """Lets this process's steps admit keys and evict rows as the configuration says."""
         if (admission := self.config.admission) is not None:
-            try:
-                sketch = self._sketch()
-            except NotFoundError:
-                uuid = hashlib.blake2b(f"sketch {self.uuid}".encode(), digest_size=16).hexdigest()
-                name, keys = self.config.name + SKETCH, admission.expected_keys
-                sketch = self._group_as_it_is.create_sketch(name, uuid, keys, admission.count)
+            sketch = self._sketch()
+            if sketch is not None and not self._fits(sketch, admission):
+                self._group_as_it_is.remove_table(sketch)
+                warnings.warn(
+                    f"table {self.path} has another admission than before. Keys without a row are counted from 0 again",
+                    stacklevel=4,
+                )
+                sketch = None
+            if sketch is None:
+                keys, count = admission.expected_keys, admission.count
+                sketch = self._group_as_it_is.create_sketch(self.config.name + SKETCH, self._sketch_uuid(), keys, count)
             self._group_as_it_is.set_admission(self._index, admission.count, admission.half_life, sketch)
         nodes = 1 if self.shard is None else self.shard.nodes
         order, numbers, keep = self.config.eviction_for_core(nodes)
         if order:
             self._group_as_it_is.set_eviction(self._index, order, *numbers, np.array(keep, np.int64))
 
-    def _sketch(self) -> int:
-        """Returns the number of the table that counts keys without a row. NotFoundError: there is none."""
-        return int(self._group_as_it_is.find_table(self.config.name + SKETCH))
+    def _sketch_uuid(self) -> str:
+        return hashlib.blake2b(f"sketch {self.uuid}".encode(), digest_size=16).hexdigest()
 
-    def _sketch_fill(self, admission: Admission) -> tuple[float, float]:
-        count, half_life = admission.count, admission.half_life
-        fill, error = self._group_as_it_is.sketch_fill(self._index, self._sketch(), count, half_life)
+    def _sketch(self) -> int | None:
+        """Returns the number of the table that counts keys without a row, or None.
+
+        Raises:
+          StateError: A table of another origin has its name.
+        """
+        group, name = self._group_as_it_is, self.config.name + SKETCH
+        try:
+            sketch = int(group.find_table(name))
+        except NotFoundError:
+            return None
+        if group.table_info(sketch)["uuid"] != self._sketch_uuid():
+            raise StateError(
+                f"table {self.path} needs the name {name!r} for the table of its counts, and another table has it"
+            )
+        return sketch
+
+    def _fits(self, sketch: int, admission: Admission) -> bool:
+        info = self._group_as_it_is.table_info(sketch)
+        lines, plane = self._group_as_it_is.sketch_form(admission.expected_keys, admission.count)
+        return (info["key_limit"], info["metadata"][-1]["name"]) == (lines, plane)
+
+    def _sketch_fill(self, admission: Admission) -> tuple[float | None, float | None]:
+        sketch = self._sketch()
+        if sketch is None:
+            return None, None
+        fill, error = self._group_as_it_is.sketch_fill(self._index, sketch, admission.count, admission.half_life)
         return float(fill), float(error)
 
     def set_trained_by(self, identity: int, steps: int) -> None:

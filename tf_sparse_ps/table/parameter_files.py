@@ -157,8 +157,9 @@ class ParameterFiles(OpenTable, abc.ABC):
             for block in range(reader.blocks()):
                 keys, rows, values, metadata = reader.read_block(block, slots)
                 metadata |= {plane.name: plane.full(len(keys)) for plane in absent}
-                if USE not in self.config.metadata:
-                    metadata.pop(USE.name, None)
+                use = metadata.pop(USE.name, None)
+                if slots and USE in self.config.metadata:
+                    metadata[USE.name] = moved_use(use, len(keys), info["step"], self.step)
                 progress_bar.update(len(keys))
                 if self.shard is not None:
                     in_shard = self.shard.has(keys)
@@ -201,6 +202,24 @@ class ParameterFiles(OpenTable, abc.ABC):
         rows = self.load_parameter_file(path)
         self.erase(np.setdiff1d(self.keys(), np.concatenate([np.empty(0, np.int64), *kept_keys])))
         return rows
+
+
+def moved_use(use: npt.NDArray[np.uint32] | None, n: int, saved: int, step: int) -> npt.NDArray[np.uint32]:
+    """Returns the use of n rows that were saved in one step and are loaded in another. Their ages stay.
+
+    Args:
+      use: The saved use, uint32[n, 2], as the plane `USE` has it. None: it was not saved, and the rows count as used
+        now.
+      n: The number of rows.
+      saved: The step in which they were saved.
+      step: The step in which they are loaded.
+    """
+    moved = np.zeros((n, 2), np.uint32)
+    ages = 0 if use is None else np.maximum(saved - use[:, 0].astype(np.int64), 0)
+    moved[:, 0] = np.clip(step - ages, 0, 2**32 - 1)
+    if use is not None:
+        moved[:, 1] = use[:, 1]
+    return moved
 
 
 def write(

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps import optimizers
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.config.metadata import MetadataPlane, as_planes
 from tf_sparse_ps.config.table_config import TableConfig
-from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError
+from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, TableExistsError
 from tf_sparse_ps.table import disk_folders, groups, newer_rows, several_tables
 from tf_sparse_ps.table.arrays import Keys, Rows, as_keys, as_rows, chunks
 from tf_sparse_ps.table.parameter_files import ParameterFiles
@@ -76,6 +77,10 @@ class Table(ParameterFiles):
         config = dataclasses.replace(config, metadata=config.planes)
         group = groups.open_group(folder, create=True)
         group.open_writer()
+        if config.admission is not None and os.path.lexists(os.path.abspath(path) + SKETCH):
+            raise TableExistsError(
+                f"{path}{SKETCH} already exists, and the table needs this name for the table of its counts"
+            )
         seeds = (config.seed, resolved.seed, secrets.randbits(63))
         with disk_folders.prepared(config.storage, os.path.abspath(path)) as (storage_folder, storage_memory):
             index = group.create_table(
@@ -115,8 +120,8 @@ class Table(ParameterFiles):
           path: The path, `<group directory>/<table>`.
           mode: "r" to read, while any process may write; "r+" to write, as the group's only writer.
           config: The expected configuration. The call fails if the width, key limit, type, optimizer or metadata of the
-            table differ. `apply_gradients` uses the optimizer's hyperparameters and the constraint; without `config`
-            the table cannot be trained.
+            table differ. `apply_gradients` uses the optimizer's hyperparameters, the constraint, the admission and the
+            eviction; without `config` the table cannot be trained.
 
         Raises:
           NotFoundError: The group or the table does not exist.
@@ -288,7 +293,7 @@ class Table(ParameterFiles):
         `admitted` counts the keys that got a row because they had occurred often enough, and `gradients_dropped` the
         gradients of keys that had not. If the table was opened with its admission, `sketch_fill` is the share of the
         sketch's cells that are in use, and `sketch_error` the estimated share of keys that would get a row the first
-        time they occur.
+        time they occur; None: there is no sketch yet.
         """
         group = self._group
         info = group.info()

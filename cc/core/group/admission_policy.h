@@ -25,16 +25,21 @@ struct AdmissionPolicy {
   uint32_t half_life = 10000;  // of counts without a row, in steps
 };
 
-constexpr char kSketchPlane[] = "counts";
+// Returns the name of the plane with the lines of a sketch, for tables that admit keys at `count`.
+inline const char* SketchPlane(uint32_t count) {
+  return AdmissionSketch::IsWide(count) ? "counts_of_8_bits" : "counts_of_4_bits";
+}
 
 // Returns the configuration of the table of a sketch.
-inline TableConfig SketchConfig(const std::string& name, const std::string& uuid, uint64_t lines) {
+inline TableConfig SketchConfig(const std::string& name, const std::string& uuid, uint64_t lines,
+                                uint32_t count) {
   TableConfig config;
   config.name = name;
   config.uuid = uuid;
   config.dim = 1;
   config.key_limit = static_cast<int64_t>(lines);
-  config.metadata = {{kSketchPlane, PlaneType::kUint32, sizeof(SketchLine) / sizeof(uint32_t), 0}};
+  config.metadata = {
+      {SketchPlane(count), PlaneType::kUint32, sizeof(SketchLine) / sizeof(uint32_t), 0}};
   return config;
 }
 

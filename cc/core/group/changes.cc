@@ -47,7 +47,7 @@ Result<std::optional<std::vector<int64_t>>> Scan::ErasedSince(int table, uint32_
   const size_t place = PlaceOf(table);
   if (place >= now.tables.size() || now.tables[place].removed != RemovedBefore(table) ||
       now.tables[place].complete_since != state.complete_since ||
-      now.tables[place].erased < state.erased) {
+      now.tables[place].erased_trims != state.erased_trims) {
     return {std::nullopt};
   }
   std::vector<int64_t> erased;

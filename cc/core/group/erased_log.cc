@@ -30,7 +30,8 @@ Status TrimErased(Group::Impl& group, GroupWriter::Impl& writer, int place, size
   if (length + n <= most || n > most / 2 || length == 0) return Status();
   ErasedKey* const log = files.erased_keys();
   // Generations ascend, and are dropped as a whole.
-  const uint64_t kept_at_most = std::min(most / 2, length / 2);
+  // The entries that stay are fewer than those that go, so they do not overwrite the last of these.
+  const uint64_t kept_at_most = std::min(most / 2, (length - 1) / 2);
   const uint32_t dropped = log[length - kept_at_most - 1].generation;
   // A trim that was killed may have left later entries among the first ones.
   uint64_t first = length;
@@ -49,7 +50,10 @@ Status TrimErased(Group::Impl& group, GroupWriter::Impl& writer, int place, size
     __atomic_store_n(&to.generation, log[i].generation, __ATOMIC_RELEASE);
     TSPS_FAULT_POINT("erased.moved");
   }
-  return Commit(group, writer, place, [&](TableState& next) { next.erased = length - first; });
+  return Commit(group, writer, place, [&](TableState& next) {
+    next.erased = length - first;
+    ++next.erased_trims;
+  });
 }
 
 Status LogErased(TableFiles& files, StorageReserver& reserver, const std::vector<int64_t>& erased,

@@ -35,7 +35,7 @@ struct EvictionPolicy {
   }
 
   static constexpr uint64_t kRowsPerStep = 1024;
-  static constexpr uint64_t kRowsPerExcess = 8;
+  static constexpr uint64_t kRowsPerExcess = 4;
 
   uint64_t unused_steps = 0;  // 0: any number
   uint64_t max_rows = 0;      // of this group's table; 0: any number

@@ -25,8 +25,10 @@ class Grower {
     TSPS_RETURN_IF_ERROR(writer_.CheckSegmentOnce(files_, table_, number, Checked::kKeys));
     Segment* segment = files_.segment(number);
     const bool tiered = files_.config().storage.tiered();
-    // In a tiered table, keys come and go all the time, so its segments must be fuller.
-    const uint32_t full = tiered ? SplitLimit(number) / 5 * 4 : SplitLimit(number) / 2;
+    // Where keys come and go all the time, segments must be fuller.
+    const PlaneList* const list = files_.Planes(state());
+    const bool changing = tiered || (list != nullptr && list->records_use());
+    const uint32_t full = changing ? SplitLimit(number) / 5 * 4 : SplitLimit(number) / 2;
     const bool split = LiveEntries(*segment) + demand > full;
     if (split && segment->local_depth == state().depth) TSPS_RETURN_IF_ERROR(DoubleDirectory());
     const uint32_t depth = state().depth;

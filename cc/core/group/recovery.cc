@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kUndoAhead = 16;  // keys
 
 void UndoRows(const PlaneList& list, const UndoRecordHeader& record, const char* payload) {
-  if (TSPS_FAULT_OFF("sketch.undo") && list.planes.back().name == kSketchPlane) return;
+  if (TSPS_FAULT_OFF("sketch.undo") && list.planes.back().row_bytes == sizeof(SketchLine)) return;
   const auto* rows = reinterpret_cast<const uint32_t*>(payload);
   for (size_t block = 0; block < UndoBlocks(record.n); ++block, rows += kUndoBlock) {
     if (!HasUndoBlock(record, payload, block)) continue;

@@ -89,6 +89,12 @@ class RowMutation {
   // Finds the entries of the keys to erase and to demote. They are searched again after growth of
   // the index, which moves them.
   Status FindErased(RowPlan& plan);
+  // Returns whether growth of the index has moved such entries.
+  bool ErasedHaveMoved(const RowPlan& plan) const;
+  // Returns DataLoss unless a row belongs to the key whose entry leads to it: otherwise an erase
+  // would free the row of another key.
+  static Status CheckKeyOfRow(const TableFiles& files, const PlaneList& list, int64_t key,
+                              uint32_t row);
   Status FindEntries(RowPlan& plan, const std::vector<int64_t>& keys);
   Status CheckErased(const RowPlan& plan) const;
   Status CheckFreshUnique(const RowPlan& plan) const;

@@ -54,7 +54,7 @@ Status RowMutation::Admit(RowPlan& plan) {
   const AdmissionPolicy& policy = *memory.admission;
   const int place = static_cast<int>(PlaceOf(memory.sketch));
   const AdmissionSketch sketch(static_cast<uint64_t>(group_.files(place)->config().key_limit),
-                               policy.count, StateOf(plan).index_seed);
+                               policy.count, policy.half_life, StateOf(plan).index_seed);
   struct Counted {
     uint64_t line;
     int64_t key;
@@ -82,11 +82,11 @@ Status RowMutation::Admit(RowPlan& plan) {
     }
   }
   TSPS_RETURN_IF_ERROR(ReadLines(place, plan.sketch_keys, &plan.sketch_lines));
-  const uint32_t epoch = UseStep(*step_) / policy.half_life;
   size_t at = 0;
   for (const Counted& key : counted) {
     while (static_cast<uint64_t>(plan.sketch_keys[at]) != key.line) ++at;
-    const uint32_t count = sketch.Add(key.key, key.occurrences, epoch, &plan.sketch_lines[at]);
+    const uint32_t count =
+        sketch.Add(key.key, key.occurrences, UseStep(*step_), &plan.sketch_lines[at]);
     keep[key.fresh] = count >= policy.count;
     plan.n_admitted += keep[key.fresh];
   }
@@ -100,12 +100,13 @@ Status RowMutation::PlanSketches(const Group& group) {
   for (size_t p = 0; p < n; ++p) {
     const RowPlan& plan = plans_[p];
     if (plan.sketch_keys.empty()) continue;
+    const TableMemory& memory = writer_.memory[static_cast<size_t>(plan.table)];
     TableWrites writes;
-    writes.table = writer_.memory[static_cast<size_t>(plan.table)].sketch;
+    writes.table = memory.sketch;
     writes.keys = plan.sketch_keys.data();
     writes.n = plan.sketch_keys.size();
-    writes.planes = {
-        {PlaneRole::kMetadata, kSketchPlane, sizeof(SketchLine), plan.sketch_lines.data()}};
+    writes.planes = {{PlaneRole::kMetadata, SketchPlane(memory.admission->count),
+                      sizeof(SketchLine), plan.sketch_lines.data()}};
     TSPS_RETURN_IF_ERROR(AddWrites(group, writes));  // adds to plans_, which keeps what is in them
     TSPS_RETURN_IF_ERROR(PlanTable(plans_.back()));
   }

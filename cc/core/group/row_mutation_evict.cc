@@ -1,6 +1,7 @@
 // Chooses the rows that a step evicts (eviction_policy.h).
 #include <algorithm>
 #include <cstdint>
+#include <unordered_set>
 #include <vector>
 
 #include "core/base/fault_point.h"
@@ -16,13 +17,14 @@ constexpr uint64_t kStride = 0x9E3779B97F4A7C15u;
 
 struct Candidate {
   uint64_t hash;
-  int64_t key;
-  uint32_t row;
+  ErasedEntry entry;
   uint64_t rank;  // the candidates with the lowest ranks are evicted first
+
+  uint32_t row() const { return entry.row_plus_one - 1; }
 };
 
 // Visits the keys whose hashes are `begin` to `begin + span`, modulo 2^64, segment by segment:
-// visit(hash, key, row). `check` is called for each segment before.
+// visit(hash, segment, entry). `check` is called for each segment before.
 template <typename Check, typename Visit>
 Status ForEachKey(const TableFiles& files, const TableState& state, uint64_t begin, uint64_t span,
                   const Check& check, const Visit& visit) {
@@ -36,12 +38,11 @@ Status ForEachKey(const TableFiles& files, const TableState& state, uint64_t beg
     const uint64_t width = segment.local_depth == 0 ? 0 : uint64_t{1} << (64 - segment.local_depth);
     const uint64_t next = width == 0 ? 0 : (first & ~(width - 1)) + width - begin;
     const uint64_t last = next > offset ? std::min(span, next - 1) : span;
-    for (const Entry& entry : segment.entries) {
+    for (uint32_t i = 0; i < kSegmentEntries; ++i) {
+      const Entry& entry = segment.entries[i];
       if (entry.row_plus_one == 0 || entry.row_plus_one == kTombstone) continue;
       const uint64_t hash = HashKey(entry.key, state.index_seed);
-      if (hash - begin >= offset && hash - begin <= last) {
-        visit(hash, entry.key, entry.row_plus_one - 1);
-      }
+      if (hash - begin >= offset && hash - begin <= last) visit(hash, number, i);
     }
     if (next <= offset) break;
     offset = next;
@@ -56,8 +57,9 @@ uint64_t SpanOf(uint64_t n, uint64_t rows) {
 
 uint64_t RankOf(const RowUse& use, uint32_t step, const EvictionPolicy& policy) {
   const uint64_t count = DecayedCount(use, step, policy.half_life);
-  return policy.order == EvictionPolicy::Order::kLeastRecent ? uint64_t{use.step} << 32 | count
-                                                             : count << 32 | use.step;
+  const uint64_t last = std::min(use.step, step);  // a loaded row may have a later one
+  return policy.order == EvictionPolicy::Order::kLeastRecent ? last << 32 | count
+                                                             : count << 32 | last;
 }
 
 }  // namespace
@@ -72,10 +74,20 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
   const uint32_t now = UseStep(*step_);
   const uint64_t rows = state.live + plan.fresh.size() - plan.n_erased();
   const uint64_t excess = policy->max_rows > 0 ? rows - std::min(rows, policy->max_rows) : 0;
+  if (excess > 0 && plan.existing.size() + plan.fresh.size() > policy->max_rows) {
+    return TooFewToEvict(plan, *policy);
+  }
   // A table exceeds its bound if the bound was lowered. It then gets smaller step by step.
   const uint64_t wanted = std::min(excess, plan.fresh.size() + EvictionPolicy::kRowsPerStep);
   const auto check = [&](uint32_t number) {
     return writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries);
+  };
+  const std::unordered_set<uint32_t> erased(plan.erased_rows.begin(), plan.erased_rows.end());
+  const auto may_go = [&](const Entry& entry) {
+    const uint32_t row = entry.row_plus_one - 1;
+    if (memory.marks.Has(row) && !TSPS_FAULT_OFF("evict.touched")) return false;
+    return (policy->keep.empty() || policy->keep.count(entry.key) == 0) &&
+           (erased.empty() || erased.count(row) == 0);
   };
   std::vector<Candidate> candidates, victims;
   // Few rows that may be evicted are found if the step changes most of the table.
@@ -84,18 +96,18 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
     candidates.clear();
     victims.clear();
     TSPS_RETURN_IF_ERROR(ForEachKey(files, state, *step_ * kStride, SpanOf(n, state.live), check,
-                                    [&](uint64_t hash, int64_t key, uint32_t row) {
-                                      const bool changed =
-                                          memory.marks.Has(row) && !TSPS_FAULT_OFF("evict.touched");
-                                      if (!changed && policy->keep.count(key) == 0)
-                                        candidates.push_back({hash, key, row, 0});
+                                    [&](uint64_t hash, uint32_t number, uint32_t i) {
+                                      const Entry& entry = files.segment(number)->entries[i];
+                                      if (may_go(entry))
+                                        candidates.push_back(
+                                            {hash, {number, i, entry.row_plus_one}, 0});
                                     }));
     const RowUse* const uses = list->uses();
     size_t kept = 0;
     for (size_t i = 0; i < candidates.size(); ++i) {
       PrefetchAhead(i, candidates.size(),
-                    [&](size_t next) { PrefetchLine(&uses[candidates[next].row]); });
-      const RowUse& use = uses[candidates[i].row];
+                    [&](size_t next) { PrefetchLine(&uses[candidates[next].row()]); });
+      const RowUse& use = uses[candidates[i].row()];
       const bool unused = policy->unused_steps > 0 && now >= use.step + policy->unused_steps;
       candidates[i].rank = RankOf(use, now, *policy);
       (unused ? victims.emplace_back() : candidates[kept++]) = candidates[i];
@@ -113,14 +125,20 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
   const bool by_row = TSPS_FAULT_OFF("evict.order");
   std::nth_element(candidates.begin(), end, candidates.end(), [=](const auto& a, const auto& b) {
     if (a.rank != b.rank) return a.rank < b.rank;
-    return by_row ? a.row < b.row : a.hash < b.hash;
+    return by_row ? a.row() < b.row() : a.hash < b.hash;
   });
   victims.insert(victims.end(), candidates.begin(), end);
   // The order decides which row numbers are used again, and the order of the log of erased keys.
   std::sort(victims.begin(), victims.end(),
             [](const auto& a, const auto& b) { return a.hash < b.hash; });
-  for (const Candidate& victim : victims) plan.erase_keys.push_back(victim.key);
-  return victims.empty() ? Status() : FindErased(plan);
+  for (const Candidate& victim : victims) {
+    const int64_t key = files.segment(victim.entry.segment)->entries[victim.entry.entry].key;
+    TSPS_RETURN_IF_ERROR(CheckKeyOfRow(files, *list, key, victim.row()));
+    plan.erase_keys.push_back(key);
+    plan.erased.push_back(victim.entry);
+    plan.erased_rows.push_back(victim.row());
+  }
+  return Status();
 }
 
 Status RowMutation::TooFewToEvict(const RowPlan& plan, const EvictionPolicy& policy) const {

@@ -138,6 +138,21 @@ Status RowMutation::CheckFreshUnique(const RowPlan& plan) const {
   return first == n ? Status() : Repeated(*group_.files(plan.table), plan.keys[plan.fresh[first]]);
 }
 
+Status RowMutation::CheckKeyOfRow(const TableFiles& files, const PlaneList& list, int64_t key,
+                                  uint32_t row) {
+  const int64_t of_row = LoadRelaxed(list.keys()[row]);
+  if (of_row == key || TSPS_FAULT_OFF("damage")) return Status();
+  return Damaged("table " + files.folder(), "its index leads key ", key, " to row ", row,
+                 ", which is that of key ", of_row);
+}
+
+bool RowMutation::ErasedHaveMoved(const RowPlan& plan) const {
+  const TableFiles& files = *group_.files(plan.table);
+  return std::any_of(plan.erased.begin(), plan.erased.end(), [&](const ErasedEntry& entry) {
+    return files.segment(entry.segment)->entries[entry.entry].row_plus_one != entry.row_plus_one;
+  });
+}
+
 Status RowMutation::FindErased(RowPlan& plan) {
   if (plan.erase_keys.empty() && plan.moves.demoted.empty()) return Status();
   plan.erased.clear();
@@ -162,12 +177,7 @@ Status RowMutation::FindEntries(RowPlan& plan, const std::vector<int64_t>& keys)
     const Segment* const segment = files.segment(number);
     const Entry* const entry = FindInSegment(*segment, key, hash);
     if (entry == nullptr) continue;
-    // Otherwise an erase would free a row that belongs to another key.
-    const int64_t of_row = LoadRelaxed(list->keys()[entry->row_plus_one - 1]);
-    if (of_row != key && !TSPS_FAULT_OFF("damage")) {
-      return Damaged("table " + files.folder(), "its index leads key ", key, " to row ",
-                     entry->row_plus_one - 1, ", which is that of key ", of_row);
-    }
+    TSPS_RETURN_IF_ERROR(CheckKeyOfRow(files, *list, key, entry->row_plus_one - 1));
     plan.erased.push_back(
         {number, static_cast<uint32_t>(entry - segment->entries), entry->row_plus_one});
     plan.erased_rows.push_back(entry->row_plus_one - 1);

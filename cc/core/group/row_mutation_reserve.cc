@@ -64,7 +64,7 @@ Status RowMutation::ReserveRows(RowPlan& plan) {
 
 Status RowMutation::ReserveErased(RowPlan& plan) {
   if (plan.erase_keys.empty() && plan.moves.demoted.empty()) return Status();
-  if (!plan.fresh.empty() || !plan.moves.demoted.empty()) TSPS_RETURN_IF_ERROR(FindErased(plan));
+  if (!plan.moves.demoted.empty() || ErasedHaveMoved(plan)) TSPS_RETURN_IF_ERROR(FindErased(plan));
   TableFiles& files = *group_.files(plan.table);
   TableState& state = StateOf(plan);
   if (plan.n_erased() > 0) {

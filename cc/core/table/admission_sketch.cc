@@ -6,7 +6,7 @@
 namespace tsps {
 
 uint64_t AdmissionSketch::LinesFor(uint64_t expected_keys, uint32_t count) {
-  const uint64_t keys_per_line = count > kMostNarrow ? kKeysPerLine / 2 : kKeysPerLine;
+  const uint64_t keys_per_line = IsWide(count) ? kKeysPerLine / 2 : kKeysPerLine;
   return std::max<uint64_t>(1, (expected_keys + keys_per_line - 1) / keys_per_line);
 }
 
@@ -24,10 +24,11 @@ void AdmissionSketch::SetCell(SketchLine* line, size_t cell, uint32_t value) con
   pair = static_cast<uint8_t>((pair & ~(15u << shift)) | value << shift);
 }
 
-void AdmissionSketch::Age(uint32_t epoch, SketchLine* line) const {
-  if (epoch <= line->epoch) return;
-  const uint32_t halvings = std::min<uint32_t>(epoch - line->epoch, 8);
-  line->epoch = epoch;
+void AdmissionSketch::Age(uint32_t step, SketchLine* line) const {
+  const uint32_t last = std::min(line->step, step);
+  const uint32_t halvings = std::min<uint32_t>(step / half_life_ - last / half_life_, 8);
+  line->step = step;
+  if (halvings == 0) return;
   for (uint8_t& cell : line->cells) {
     // The upper half of a byte must not reach the lower one.
     const uint32_t value = wide_ ? uint32_t{cell} >> halvings
@@ -36,9 +37,9 @@ void AdmissionSketch::Age(uint32_t epoch, SketchLine* line) const {
   }
 }
 
-uint32_t AdmissionSketch::Add(int64_t key, uint32_t occurrences, uint32_t epoch,
+uint32_t AdmissionSketch::Add(int64_t key, uint32_t occurrences, uint32_t step,
                               SketchLine* line) const {
-  Age(epoch, line);
+  Age(step, line);
   const uint64_t hash = Hash(key);
   const size_t n = cells();
   // Not the leading bits, which choose the line.
@@ -53,9 +54,9 @@ uint32_t AdmissionSketch::Add(int64_t key, uint32_t occurrences, uint32_t epoch,
   return count;
 }
 
-size_t AdmissionSketch::CountAtLeast(const SketchLine& line, uint32_t value, uint32_t epoch) const {
+size_t AdmissionSketch::CountAtLeast(const SketchLine& line, uint32_t value, uint32_t step) const {
   SketchLine aged = line;
-  Age(epoch, &aged);
+  Age(step, &aged);
   size_t n = 0;
   for (size_t cell = 0; cell < cells(); ++cell) n += Cell(aged, cell) >= value;
   return n;

@@ -6,8 +6,8 @@
 // Directions in Traffic Measurement and Accounting", 2002). The result depends on the order in
 // which keys of a line are added, so callers add them in ascending order.
 //
-// Old counts fade: a line has the epoch in which it was last changed, and halves its cells for each
-// epoch since. Only integers are computed, so that all nodes agree.
+// Old counts fade: a line has the step in which it was last changed, and its cells are halved for
+// each multiple of the half-life since. Only integers are computed, so that all nodes agree.
 //
 // The lines are the rows of a table (group/admission_policy.h), so they are committed, undone and
 // saved like others.
@@ -22,7 +22,7 @@
 namespace tsps {
 
 struct SketchLine {
-  uint32_t epoch;  // of the last change
+  uint32_t step;  // of the last change
   uint8_t cells[60];
 };
 static_assert(sizeof(SketchLine) == 64, "on-disk size");
@@ -35,19 +35,21 @@ class AdmissionSketch {
   // Returns the number of lines for so many keys without a row. Counts up to 15 take half a byte.
   static uint64_t LinesFor(uint64_t expected_keys, uint32_t count);
 
-  // A sketch of `lines` lines, for a table that admits keys at `count`. `seed`: the seed of the
-  // table's index.
-  AdmissionSketch(uint64_t lines, uint32_t count, uint64_t seed)
-      : lines_(lines), wide_(count > kMostNarrow), seed_(~seed) {}
+  // A sketch of `lines` lines, for a table that admits keys at `count`. `half_life`: of counts, in
+  // steps. `seed`: the seed of the table's index.
+  AdmissionSketch(uint64_t lines, uint32_t count, uint32_t half_life, uint64_t seed)
+      : lines_(lines), wide_(IsWide(count)), half_life_(half_life), seed_(~seed) {}
+  // Returns whether counts up to `count` need cells of 8 bits, instead of 4.
+  static bool IsWide(uint32_t count) { return count > kMostNarrow; }
 
   // Returns the line of a key.
   uint64_t LineOf(int64_t key) const {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(Hash(key)) * lines_) >> 64);
   }
   // Adds occurrences of a key to its line, and returns its new count, at most kMostCount.
-  uint32_t Add(int64_t key, uint32_t occurrences, uint32_t epoch, SketchLine* line) const;
-  // Returns the number of cells of a line that are at least `value` in an epoch.
-  size_t CountAtLeast(const SketchLine& line, uint32_t value, uint32_t epoch) const;
+  uint32_t Add(int64_t key, uint32_t occurrences, uint32_t step, SketchLine* line) const;
+  // Returns the number of cells of a line that are at least `value` in a step.
+  size_t CountAtLeast(const SketchLine& line, uint32_t value, uint32_t step) const;
   size_t cells() const { return wide_ ? sizeof(SketchLine::cells) : 2 * sizeof(SketchLine::cells); }
 
  private:
@@ -56,11 +58,12 @@ class AdmissionSketch {
   uint64_t Hash(int64_t key) const { return HashKey(key, seed_); }
   uint32_t Cell(const SketchLine& line, size_t cell) const;
   void SetCell(SketchLine* line, size_t cell, uint32_t value) const;
-  // Halves all cells for each epoch since the last change.
-  void Age(uint32_t epoch, SketchLine* line) const;
+  // Halves all cells as often as is due since the last change.
+  void Age(uint32_t step, SketchLine* line) const;
 
   const uint64_t lines_;
-  const bool wide_;  // cells of 8 bits instead of 4
+  const bool wide_;
+  const uint32_t half_life_;
   const uint64_t seed_;
 };
 

@@ -125,9 +125,10 @@ struct TableState {
   uint64_t version;          // number of changes of the table outside of steps
   uint64_t evicted_unused;   // number of rows evicted so far because no step had trained them
   uint64_t evicted_excess;   // number of rows evicted so far because there were too many
-  uint64_t admitted;  // number of rows that keys got so far because they occurred often enough
-  uint64_t dropped;   // number of gradients of keys without a row that were dropped so far
-  uint64_t reserved[7];
+  uint64_t admitted;      // number of rows that keys got so far because they occurred often enough
+  uint64_t dropped;       // number of gradients of keys without a row that were dropped so far
+  uint64_t erased_trims;  // how often entries of the log of erased keys were moved
+  uint64_t reserved[6];
 };
 static_assert(sizeof(TableState) == 192, "on-disk size");
 
