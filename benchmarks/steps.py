@@ -48,6 +48,7 @@ def _of_outputs(rows: list[tf.Tensor], gradients: tf.Tensor) -> list[tf.Tensor]:
 
 def fill(step: Callable[[Any, Any], Any], rows: int, dim: int) -> None:
     """Inserts the keys 0 .. rows - 1 into a table. Training inserts rows, so this trains them with zero gradients."""
-    for start in range(0, rows, _FILL):
-        keys = np.arange(start, min(start + _FILL, rows))
+    size = min(_FILL, max(1, rows // 4))  # a table that evicts must have space for each step
+    for start in range(0, rows, size):
+        keys = np.arange(start, min(start + size, rows))
         step(tf.constant(keys), tf.zeros([keys.size, dim]))

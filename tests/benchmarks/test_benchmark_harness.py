@@ -76,6 +76,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "layers",
         "step",
         "sizes",
+        "drift",
         "growth",
         "cluster",
         "exchange",
@@ -95,8 +96,8 @@ def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
     names = (
-        "kernels, layers, step, sizes, growth, cluster, exchange, buckets, delayed, scans, cache, tiers, checkpoints, "
-        "input, jobs, ranks"
+        "kernels, layers, step, sizes, drift, growth, cluster, exchange, buckets, delayed, scans, cache, tiers, "
+        "checkpoints, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
@@ -112,6 +113,21 @@ def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:
     assert {result["suite"] for result in results} == {suite}
     assert any(result["ratio"] is not None for result in results)
     assert all(result["median"] > 0 for result in results)
+
+
+@pytest.mark.nightly
+def test_drift_suite_compares_policies(tmp_path: Path) -> None:
+    done = benchmarks("drift", "--quick", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = {r["variant"]: r["median"] for r in json.loads((tmp_path / "r.json").read_text())["results"]}
+    assert results["lru: rows at the end"] == 2_560
+    assert (
+        results["count 3: rows at the end"]
+        < results["count 2: rows at the end"]
+        < results["unbounded: rows at the end"]
+    )
+    assert abs(results["unused for 10 days: AUC lost, paired"]) < 0.01
+    assert results["unbounded: AUC on the next day"] > 0.6
 
 
 @pytest.mark.nightly

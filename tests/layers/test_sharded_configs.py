@@ -73,7 +73,7 @@ def test_a_copy_of_a_model_is_sharded_too(way: str) -> None:
         (lambda: tsps.TableConfig("t", 3, placement=tsps.Sharded), "tsps.Sharded. Received"),
         (
             lambda: tsps.Embedding(None, 3, table=tsps.TableConfig("t", 3), placement=WIRE),
-            "Give storage and placement to the table",
+            "Give them to the table",
         ),
     ],
 )

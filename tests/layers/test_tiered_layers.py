@@ -126,7 +126,7 @@ def test_the_layers_take_it_as_an_argument(disk: tsps.Tiered) -> None:
     features = {name: tsps.FeatureConfig(table) for name in ("a", "b")}
     rows = tsps.EmbeddingCollection(features)({"a": np.array([1, 2]), "b": np.array([2, 3])})
     np.testing.assert_array_equal(rows["a"][1], rows["b"][0])
-    with pytest.raises(ValueError, match="Give storage and placement to the table"):
+    with pytest.raises(ValueError, match="Give them to the table"):
         tsps.Embedding(ROWS, DIM, storage=disk, table=tsps.TableConfig("t", DIM))
     with pytest.raises(ValueError, match=r'`storage` must be "memory" or a tsps.Tiered'):
         tsps.Embedding(ROWS, DIM, storage="disk")
