@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -37,7 +33,7 @@ def run(options: harness.Options) -> list[harness.Result]:
         options=options,
         calls=9,
     )
-    results += harness.compare(
+    return results + harness.compare(
         "step",
         f"lookup + backward + Adagrad, {sizes}",
         {
@@ -47,25 +43,3 @@ def run(options: harness.Options) -> list[harness.Result]:
         peer="keras",
         options=options,
     )
-    # A table at its bound looks at 1,024 rows in each step. One with a lower bound evicts rows, and makes them again.
-    evictions = {
-        "with eviction": tsps.Eviction(100_000, max_rows=rows),
-        "evicting rows": tsps.Eviction(100_000, max_rows=rows * 9 // 10),
-    }
-    steps_of = {"without eviction": our_step}
-    for name, eviction in evictions.items():
-        evicting = tsps.Embedding(None, dim, eviction=eviction)
-        evicting(ids[0])
-        steps_of[name] = steps.train_step(evicting, rules.ours())
-        steps.fill(steps_of[name], rows, dim)
-    return results + harness.compare(
-        "step",
-        f"the same step, {sizes}",
-        {name: functools.partial(_call, step, next_ids, next_gradients) for name, step in steps_of.items()},
-        peer="without eviction",
-        options=options,
-    )
-
-
-def _call(step: Callable[..., Any], next_ids: Callable[[], Any], next_gradients: Callable[[], Any]) -> None:
-    step(next_ids(), next_gradients())

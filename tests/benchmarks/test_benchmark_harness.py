@@ -76,6 +76,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "layers",
         "step",
         "sizes",
+        "policies",
         "drift",
         "growth",
         "cluster",
@@ -96,15 +97,18 @@ def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
     names = (
-        "kernels, layers, step, sizes, drift, growth, cluster, exchange, buckets, delayed, scans, cache, tiers, "
-        "checkpoints, input, jobs, ranks"
+        "kernels, layers, step, sizes, policies, drift, growth, cluster, exchange, buckets, delayed, scans, cache, "
+        "tiers, checkpoints, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
 
 @pytest.mark.parametrize(
     "suite",
-    ["step", *(pytest.param(suite_name, marks=pytest.mark.nightly) for suite_name in ("kernels", "layers", "sizes"))],
+    [
+        "step",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("kernels", "layers", "sizes", "policies")),
+    ],
 )
 def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:
     done = benchmarks(suite, "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
