@@ -1,10 +1,13 @@
 // Eviction beside a plain model of it: random steps, writes and erases, after each of which rows,
 // slots and uses must be those of the model.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "core/group/scan.h"
@@ -13,6 +16,27 @@
 
 namespace tsps {
 namespace {
+
+// Reads all rows of a scan.
+std::map<int64_t, ModelRow> RowsOf(Scan& scan, int table) {
+  constexpr size_t kBlock = 100;
+  const PlaneList& list = scan.Planes(table);
+  std::map<int64_t, ModelRow> rows;
+  std::vector<int64_t> keys(kBlock);
+  std::vector<float> values(kBlock * kDim);
+  std::vector<RowUse> uses(kBlock);
+  char* planes[kMaxPlanes] = {};
+  planes[0] = reinterpret_cast<char*>(values.data());
+  planes[list.metadata(0)] = reinterpret_cast<char*>(uses.data());
+  while (true) {
+    const auto n = scan.Next(table, kBlock, keys.data(), planes);
+    if (!n.ok() || *n == 0) return rows;
+    for (size_t i = 0; i < *n; ++i) {
+      const float* const row = values.data() + i * kDim;
+      rows[keys[i]] = {std::vector<float>(row, row + kDim), uses[i]};
+    }
+  }
+}
 
 struct Case {
   const char* name;
@@ -278,6 +302,55 @@ TEST_F(EvictionTest, TheLogOfErasedKeysStaysBoundedUnderDrift) {
   EXPECT_GT(StatsOf(table).evicted_excess, 200000u);
   EXPECT_LE(std::filesystem::file_size(dir_ / "g/t/erased"),
             (1u << 16) * sizeof(ErasedKey) * 3 / 2);
+}
+
+// Scans and reads of another thread see the rows of whole steps while rows come and go.
+TEST_F(EvictionTest, ReadersBesideTheWriterSeeWholeSteps) {
+  constexpr uint64_t kSteps = 120;
+  EvictionPolicy policy;
+  policy.max_rows = 2500;
+  policy.unused_steps = 9;
+  const int table = AddEvicting(policy);
+  Model model(policy, StatsOf(table).index_seed);
+  std::vector<std::map<int64_t, ModelRow>> expected(1);
+  for (uint64_t step = 1; step <= kSteps; ++step) {
+    model.Step(step, KeysOf(step, 700), 1.0f);
+    expected.push_back(model.rows());
+  }
+  std::atomic<bool> trained{false};
+  std::atomic<int> scans{0};
+  std::string difference;
+  std::thread reader([&] {
+    auto group = Group::Open(dir_ / "g");
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    while (!trained && difference.empty()) {
+      auto scan = Scan::Begin(**group, {table}, Scan::Options());
+      if (!scan.ok()) continue;
+      difference = Difference(RowsOf(**scan, table), expected[(*scan)->step()]);
+      ++scans;
+      uint64_t step = 0;
+      std::map<int64_t, ModelRow> read;
+      const Status status = (*group)->Read([&](const ReadView& view) {
+        step = view.step();
+        read = RowsOf(view, table);
+        return Status();
+      });
+      if (status.ok() && difference.empty()) difference = Difference(read, expected[step]);
+    }
+  });
+  for (uint64_t step = 1; step <= kSteps; ++step) {
+    const Status status = Train(table, KeysOf(step, 700), 1.0f);
+    EXPECT_TRUE(status.ok()) << status.message();
+    // At least one scan begins in each sixth of the steps.
+    const int before = scans;
+    for (int i = 0; step % 20 == 0 && scans == before && i < 10000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  trained = true;
+  reader.join();
+  EXPECT_EQ(difference, "");
+  EXPECT_GT(scans, 3);
 }
 
 #ifdef TFSPS_FAULT_POINTS
