@@ -118,9 +118,9 @@ Status SetEviction(const KernelContext& context) {
     }
     policy = std::make_shared<EvictionPolicy>();
     TSPS_ASSIGN_OR_RETURN(policy->order, EvictionPolicy::OrderFromName(order));
-    policy->unused_steps = static_cast<uint64_t>(numbers.data<int64_t>()[0]);
-    policy->max_rows = static_cast<uint64_t>(numbers.data<int64_t>()[1]);
-    policy->half_life = static_cast<uint32_t>(numbers.data<int64_t>()[2]);
+    policy->unused_steps = static_cast<uint64_t>(values[0]);
+    policy->max_rows = static_cast<uint64_t>(values[1]);
+    policy->half_life = static_cast<uint32_t>(values[2]);
     policy->keep.insert(keep.data<int64_t>(), keep.data<int64_t>() + keep.size());
   }
   return table.owner->Write(

@@ -214,7 +214,7 @@ class Stored:
             with bar(stored.at_most, f"restore {binding.config.name}") as progress:
                 try:
                     for block in _read_ahead(_joined(stored.blocks(carried))):
-                        yield block if USE.name in block.metadata else _used_in(self._step, block)
+                        yield _with_use(block, self._step) if binding.records_use else block
                         progress.update(len(block.keys))
                         fault_points.reach("rows_restored")
                 except (DamagedFileError, NotFoundError, OSError) as error:
@@ -237,10 +237,9 @@ def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
             yield block
 
 
-def _used_in(step: int, block: Block) -> Block:
-    """Returns a block whose rows count as used in a step, because their use was not saved."""
-    use = parameter_files.moved_use(None, len(block.keys), 0, step)
-    return block._replace(metadata={**block.metadata, USE.name: use})
+def _with_use(block: Block, step: int) -> Block:
+    """Returns a block with the use of its rows. If that was not saved, they count as used in `step`."""
+    return block._replace(metadata={USE.name: parameter_files.use_in(step, len(block.keys)), **block.metadata})
 
 
 def _joined(blocks: Iterator[Block]) -> Iterator[Block]:

@@ -3,7 +3,8 @@
 - `table_config`: `TableConfig` and `FeatureConfig`; `metadata`: `MetadataPlane`.
 - `tiered`, `placement`, `device_cache`: `Tiered`, `Sharded` and `DeviceCache`, which choose where rows are.
 - `admission`, `eviction`: `Admission` and `Eviction`, which choose when rows come and how long they stay.
-- `initializers`, `constraints`: Keras's objects, translated for the core; `keras_objects`, `plain_numbers`: helpers.
+- `initializers`, `constraints`: Keras's objects, translated for the core; `keras_objects`, `plain_numbers`,
+  `optional`: helpers.
 """
 
 from tf_sparse_ps.config.admission import Admission

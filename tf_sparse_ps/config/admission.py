@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tf_sparse_ps.config.plain_numbers import make_plain
+from tf_sparse_ps.config.plain_numbers import check_integer, make_plain
 
 SKETCH = ".sketch"  # the end of the name of the table that counts another table's keys without a row
 _LIMITS = {"count": (2, 255), "expected_keys": (1, 2**40), "half_life": (1, 2**32 - 1)}
@@ -41,31 +41,8 @@ class Admission:
     def __post_init__(self) -> None:
         make_plain(self, *_LIMITS)
         for name, (least, most) in _LIMITS.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise ValueError(f"`{name}` must be an integer, {least} .. {most}. Received: {name}={value!r}")
+            check_integer(name, getattr(self, name), least, most)
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
         return dataclasses.asdict(self)
-
-
-def get(admission: Any) -> Admission | None:
-    """Returns the admission of a table, given in any of its forms.
-
-    Args:
-      admission: None, an `Admission`, or the result of its `get_config`.
-
-    Raises:
-      ValueError: The argument is none of these.
-    """
-    if isinstance(admission, dict):
-        return Admission(**admission)
-    if admission is None or isinstance(admission, Admission):
-        return admission
-    raise ValueError(f"`admission` must be None or a tsps.Admission. Received: admission={admission!r}")
-
-
-def serialize(admission: Admission | None) -> dict[str, Any] | None:
-    """Returns a JSON-serialisable form, which `get` reads."""
-    return None if admission is None else admission.get_config()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tf_sparse_ps.config.plain_numbers import make_plain
+from tf_sparse_ps.config.plain_numbers import check_integer, make_plain
 
 POLICIES = ("admission", "lru")
 _MOST_ROWS = 2**31 - 1
@@ -40,8 +40,7 @@ class DeviceCache:
 
     def __post_init__(self) -> None:
         make_plain(self, "rows", "flush_every")
-        if not _is_count(self.rows) or self.rows > _MOST_ROWS:
-            raise ValueError(f"`rows` must be an integer, 1 .. {_MOST_ROWS}. Received: rows={self.rows!r}")
+        check_integer("rows", self.rows, 1, _MOST_ROWS)
         if self.device is not None and (not isinstance(self.device, str) or not self.device):
             raise ValueError(
                 f'`device` must be a TensorFlow device name, such as "GPU:0". Received: device={self.device!r}'
@@ -60,24 +59,3 @@ class DeviceCache:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def get(cache: Any) -> DeviceCache | None:
-    """Returns the cache of a table, given in any of its forms.
-
-    Args:
-      cache: None, a `DeviceCache`, or the result of its `get_config`.
-
-    Raises:
-      ValueError: The argument is none of these.
-    """
-    if isinstance(cache, dict):
-        return DeviceCache(**cache)
-    if cache is None or isinstance(cache, DeviceCache):
-        return cache
-    raise ValueError(f"`cache` must be None or a tsps.DeviceCache. Received: cache={cache!r}")
-
-
-def serialize(cache: DeviceCache | None) -> dict[str, Any] | None:
-    """Returns a JSON-serialisable form, which `get` reads."""
-    return None if cache is None else cache.get_config()

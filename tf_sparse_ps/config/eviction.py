@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_sparse_ps.config.plain_numbers import make_plain
+from tf_sparse_ps.config.plain_numbers import check_integer, make_plain
 from tf_sparse_ps.keys import fingerprint
 
 POLICIES = ("lru", "lfu")
@@ -54,10 +54,8 @@ class Eviction:
         make_plain(self, "unused_steps", "max_rows", "half_life")
         for name, most in (("unused_steps", _MOST_STEPS), ("max_rows", _MOST), ("half_life", _MOST_STEPS)):
             value = getattr(self, name)
-            if value is None and name != "half_life":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise ValueError(f"`{name}` must be an integer, 1 .. {most}. Received: {name}={value!r}")
+            if value is not None or name == "half_life":
+                check_integer(name, value, 1, most)
         if self.unused_steps is None and self.max_rows is None:
             raise ValueError("an eviction needs `unused_steps`, `max_rows`, or both. Received neither")
         if self.policy not in POLICIES:
@@ -68,6 +66,10 @@ class Eviction:
                 f"`keep` has {len(self.keep)} keys and `max_rows` is {self.max_rows}: no row could be evicted for "
                 "another. Keep fewer keys, or raise max_rows"
             )
+
+    def max_rows_of(self, nodes: int) -> int | None:
+        """Returns `max_rows` of each of the machines that share the rows."""
+        return None if self.max_rows is None else max(1, self.max_rows // nodes)
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
@@ -87,24 +89,3 @@ def _keys(keep: Any) -> tuple[int, ...]:
         if not isinstance(item, int) or isinstance(item, bool) or not -(2**63) <= item < 2**63:
             raise ValueError(f"`keep` must have integers of 64 bits, or strings. Received: {item!r}")
     return tuple(sorted(set(items)))
-
-
-def get(eviction: Any) -> Eviction | None:
-    """Returns the eviction of a table, given in any of its forms.
-
-    Args:
-      eviction: None, an `Eviction`, or the result of its `get_config`.
-
-    Raises:
-      ValueError: The argument is none of these.
-    """
-    if isinstance(eviction, dict):
-        return Eviction(**eviction)
-    if eviction is None or isinstance(eviction, Eviction):
-        return eviction
-    raise ValueError(f"`eviction` must be None or a tsps.Eviction. Received: eviction={eviction!r}")
-
-
-def serialize(eviction: Eviction | None) -> dict[str, Any] | None:
-    """Returns a JSON-serialisable form, which `get` reads."""
-    return None if eviction is None else eviction.get_config()

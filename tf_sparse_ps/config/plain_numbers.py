@@ -1,4 +1,4 @@
-"""Converts NumPy scalars in options to Python's own numbers, which JSON and `repr` show as numbers."""
+"""Numbers in options: NumPy scalars become Python's own numbers, which JSON and `repr` show as numbers."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def make_plain(options: Any, *names: str) -> None:
     """Applies `plain` to fields of a frozen dataclass, whose `__post_init__` calls this function first."""
     for name in names:
         object.__setattr__(options, name, plain(getattr(options, name)))
+
+
+def check_integer(name: str, value: Any, least: int, most: int) -> None:
+    """Raises ValueError unless an option is an integer from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"`{name}` must be an integer, {least} .. {most}. Received: {name}={value!r}")

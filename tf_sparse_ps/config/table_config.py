@@ -12,11 +12,9 @@ import re
 from typing import Any
 
 from tf_sparse_ps import optimizers
-from tf_sparse_ps.config import admission as admission_lib
-from tf_sparse_ps.config import constraints, device_cache, initializers, tiered
-from tf_sparse_ps.config import eviction as eviction_lib
+from tf_sparse_ps.config import constraints, initializers, optional, tiered
 from tf_sparse_ps.config import placement as placement_lib
-from tf_sparse_ps.config.admission import Admission
+from tf_sparse_ps.config.admission import SKETCH, Admission
 from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.metadata import USE, MetadataPlane
@@ -124,16 +122,16 @@ class TableConfig:
             )
         object.__setattr__(self, "storage", tiered.get(self.storage))
         object.__setattr__(self, "placement", placement_lib.get(self.placement))
-        object.__setattr__(self, "cache", device_cache.get(self.cache))
-        object.__setattr__(self, "admission", admission_lib.get(self.admission))
-        object.__setattr__(self, "eviction", eviction_lib.get(self.eviction))
+        object.__setattr__(self, "cache", optional.get(DeviceCache, "cache", self.cache))
+        object.__setattr__(self, "admission", optional.get(Admission, "admission", self.admission))
+        object.__setattr__(self, "eviction", optional.get(Eviction, "eviction", self.eviction))
         initializer = self.resolved_initializer()
         self.resolved_constraint()
         if self.eviction is not None:
             self._check_eviction(self.eviction, initializer)
-        if self.admission is not None and not _NAME.fullmatch(self.name + admission_lib.SKETCH):
+        if self.admission is not None and not _NAME.fullmatch(self.name + SKETCH):
             raise ValueError(
-                f"`name` must leave space for {admission_lib.SKETCH!r}, the end of the name of the table of counts. "
+                f"`name` must leave space for {SKETCH!r}, the end of the name of the table of counts. "
                 f"Received: name={self.name!r}"
             )
 
@@ -182,8 +180,9 @@ class TableConfig:
         if self.eviction is None:
             return "", (0, 0, 0), ()
         eviction = self.eviction
-        most = eviction.max_rows or self.max_rows
-        numbers = (eviction.unused_steps or 0, 0 if most is None else max(1, most // nodes), eviction.half_life)
+        if eviction.max_rows is None and self.max_rows is not None:
+            eviction = dataclasses.replace(eviction, max_rows=self.max_rows)
+        numbers = (eviction.unused_steps or 0, eviction.max_rows_of(nodes) or 0, eviction.half_life)
         return eviction.policy, numbers, eviction.keep
 
     def resolved_initializer(self) -> initializers.Resolved:
@@ -202,9 +201,9 @@ class TableConfig:
         config["constraint"] = constraints.serialize(self.constraint)
         config["storage"] = tiered.serialize(self.storage)
         config["placement"] = placement_lib.serialize(self.placement)
-        config["cache"] = device_cache.serialize(self.cache)
-        config["admission"] = admission_lib.serialize(self.admission)
-        config["eviction"] = eviction_lib.serialize(self.eviction)
+        config["cache"] = optional.serialize(self.cache)
+        config["admission"] = optional.serialize(self.admission)
+        config["eviction"] = optional.serialize(self.eviction)
         config["metadata"] = [plane.for_core() for plane in self.metadata]
         return config
 

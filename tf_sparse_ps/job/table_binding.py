@@ -237,8 +237,8 @@ class TableBinding:
             written: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
             for block in blocks:
                 use = block.metadata.get(USE.name)
-                if use is None:  # present rows must not keep an old use
-                    use = parameter_files.moved_use(None, len(block.keys), 0, self.group.committed_step())
+                if use is None and self.records_use:  # present rows must not keep an old use
+                    use = parameter_files.use_in(self.reader().step, len(block.keys))
                 self.write_rows(block.keys, block.rows, block.slots, use)
                 if had_rows:
                     written.append(block.keys)
@@ -256,22 +256,20 @@ class TableBinding:
                     _ops.erase(self.path, self.uuid, keys)
 
     def evict(self, eviction: Eviction) -> None:
-        """Evicts all rows on this node that are due. Every rank calls it; the leader writes.
-
-        Raises:
-          StateError: The table does not record the use of its rows.
-        """
-        evicting.check(self.reader())
+        """Evicts all rows on this node that are due. Every rank calls it; the leader writes."""
         self.leader_wrote_values = True
         self.erasures += 1
         with self.writing(number_of("evicted", eviction.get_config(), self.erasures)) as writes:
             if writes:
-                most = eviction.max_rows
-                most = None if most is None else max(1, most // self._parts)
                 keep = () if self.config.eviction is None else self.config.eviction.keep
-                keys = evicting.due(self.reader(), eviction, most, keep)
+                keys = evicting.due(self.reader(), eviction, eviction.max_rows_of(self._parts), keep)
                 with eager_ops(f"evicting rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, keys)
+
+    @property
+    def records_use(self) -> bool:
+        """Whether the table records the use of its rows."""
+        return USE in self.reader().config.metadata
 
     @property
     def _parts(self) -> int:
@@ -306,7 +304,7 @@ class TableBinding:
           use: The use of the rows, uint32[n, 2], as the plane `USE` has it. None: present rows keep theirs, others
             count as used in the committed step. A table that does not record it ignores it.
         """
-        if use is not None and USE in self.reader().config.metadata:
+        if use is not None and self.records_use:
             use_bytes = np.ascontiguousarray(use).view(np.int64).reshape(-1)
         else:
             use_bytes = None

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.config import constraints, device_cache, tiered
-from tf_sparse_ps.config import eviction as eviction_lib
+from tf_sparse_ps.config import constraints, optional, tiered
 from tf_sparse_ps.config import placement as placement_lib
 from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.eviction import Eviction
@@ -144,7 +143,7 @@ class Embedding(TableLayer):
         self.embeddings_regularizer = None
         self.embeddings_constraint = keras.constraints.get(arguments["embeddings_constraint"])
         self.storage, self.placement = tiered.get(storage), placement_lib.get(placement)
-        self.eviction = eviction_lib.get(eviction)
+        self.eviction = optional.get(Eviction, "eviction", eviction)
         own = (self.storage, self.placement, self.eviction) != ("memory", "replicated", None)
         if table is not None and own:
             raise ValueError(
@@ -165,7 +164,7 @@ class Embedding(TableLayer):
         if self.sparse and self.mask_zero:
             raise ValueError("`mask_zero` cannot be enabled when the layer returns a `tf.SparseTensor` (sparse=True).")
         self.table = table
-        self.cache = device_cache.get(cache)
+        self.cache = optional.get(DeviceCache, "cache", cache)
         if table is not None and table.cache is not None:
             if self.cache is not None:
                 raise ValueError(
@@ -333,10 +332,10 @@ class Embedding(TableLayer):
             "storage": tiered.serialize(self.storage),
             "cache": None
             if self.table is not None and self.table.cache is not None
-            else device_cache.serialize(self.cache),
+            else optional.serialize(self.cache),
         }
         if self.eviction is not None:  # so that earlier versions read models without it
-            config["eviction"] = eviction_lib.serialize(self.eviction)
+            config["eviction"] = optional.serialize(self.eviction)
         if not _keras.IS_KERAS_3:
             config |= {"input_length": self.input_length, "sparse": self.sparse}
         base = super().get_config()

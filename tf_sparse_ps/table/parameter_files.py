@@ -159,7 +159,8 @@ class ParameterFiles(OpenTable, abc.ABC):
                 metadata |= {plane.name: plane.full(len(keys)) for plane in absent}
                 use = metadata.pop(USE.name, None)
                 if slots and USE in self.config.metadata:
-                    metadata[USE.name] = moved_use(use, len(keys), info["step"], self.step)
+                    no_use = use_in(self.step, len(keys))
+                    metadata[USE.name] = no_use if use is None else moved_use(use, info["step"], self.step)
                 progress_bar.update(len(keys))
                 if self.shard is not None:
                     in_shard = self.shard.has(keys)
@@ -204,21 +205,16 @@ class ParameterFiles(OpenTable, abc.ABC):
         return rows
 
 
-def moved_use(use: npt.NDArray[np.uint32] | None, n: int, saved: int, step: int) -> npt.NDArray[np.uint32]:
-    """Returns the use of n rows that were saved in one step and are loaded in another. Their ages stay.
+def use_in(step: int, n: int) -> npt.NDArray[np.uint32]:
+    """Returns the use of n rows that count as used in a step, uint32[n, 2], as the plane `USE` has it."""
+    return np.tile(np.array([min(step, 2**32 - 1), 0], np.uint32), (n, 1))
 
-    Args:
-      use: The saved use, uint32[n, 2], as the plane `USE` has it. None: it was not saved, and the rows count as used
-        now.
-      n: The number of rows.
-      saved: The step in which they were saved.
-      step: The step in which they are loaded.
-    """
-    moved = np.zeros((n, 2), np.uint32)
-    ages = 0 if use is None else np.maximum(saved - use[:, 0].astype(np.int64), 0)
+
+def moved_use(use: npt.NDArray[np.uint32], saved: int, step: int) -> npt.NDArray[np.uint32]:
+    """Returns the use of rows that were saved in one step and are loaded in another. Their ages stay."""
+    ages = np.maximum(saved - use[:, 0].astype(np.int64), 0)
+    moved = use.copy()
     moved[:, 0] = np.clip(step - ages, 0, 2**32 - 1)
-    if use is not None:
-        moved[:, 1] = use[:, 1]
     return moved
 
 

@@ -1,27 +1,13 @@
 #include "core/group/erased_log.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "core/base/fault_point.h"
 #include "core/group/mutation.h"
 #include "core/table/index.h"
 
 namespace tsps {
-namespace {
-
-// Commits a state that differs in the log of a table only.
-template <typename Change>
-Status Commit(Group::Impl& group, GroupWriter::Impl& writer, int place, const Change& change) {
-  Mutation mutation(group, writer);
-  change(mutation.next().tables[static_cast<size_t>(place)]);
-  TSPS_RETURN_IF_ERROR(mutation.Start(0));
-  mutation.DeclareUndo();
-  mutation.Begin();
-  mutation.Publish();
-  return Status();
-}
-
-}  // namespace
 
 Status TrimErased(Group::Impl& group, GroupWriter::Impl& writer, int place, size_t n) {
   TableFiles& files = *group.files(place);
@@ -29,16 +15,17 @@ Status TrimErased(Group::Impl& group, GroupWriter::Impl& writer, int place, size
   const uint64_t most = TableFiles::MaxErased(state.live), length = state.erased;
   if (length + n <= most || n > most / 2 || length == 0) return Status();
   ErasedKey* const log = files.erased_keys();
-  // Generations ascend, and are dropped as a whole.
-  // The entries that stay are fewer than those that go, so they do not overwrite the last of these.
+  // Generations ascend, and are dropped as a whole. The entries that stay are fewer than those that
+  // go, so they do not overwrite the last of these.
   const uint64_t kept_at_most = std::min(most / 2, (length - 1) / 2);
   const uint32_t dropped = log[length - kept_at_most - 1].generation;
   // A trim that was killed may have left later entries among the first ones.
   uint64_t first = length;
   while (first > 0 && log[first - 1].generation > dropped) --first;
-  TSPS_RETURN_IF_ERROR(Commit(group, writer, place, [&](TableState& next) {
-    next.complete_since = std::max(next.complete_since, dropped + 1);
-  }));
+  Mutation drop(group, writer);
+  TableState& after_drop = drop.next().tables[static_cast<size_t>(place)];
+  after_drop.complete_since = std::max(after_drop.complete_since, dropped + 1);
+  TSPS_RETURN_IF_ERROR(drop.CommitState());
   TSPS_FAULT_POINT("erased.dropped");
   // The entries before `first` do not count any more, whatever they contain, unless one gets a
   // later generation before it has its key.
@@ -50,10 +37,11 @@ Status TrimErased(Group::Impl& group, GroupWriter::Impl& writer, int place, size
     __atomic_store_n(&to.generation, log[i].generation, __ATOMIC_RELEASE);
     TSPS_FAULT_POINT("erased.moved");
   }
-  return Commit(group, writer, place, [&](TableState& next) {
-    next.erased = length - first;
-    ++next.erased_trims;
-  });
+  Mutation move(group, writer);
+  TableState& after_move = move.next().tables[static_cast<size_t>(place)];
+  after_move.erased = length - first;
+  ++after_move.erased_trims;
+  return move.CommitState();
 }
 
 Status LogErased(TableFiles& files, StorageReserver& reserver, const std::vector<int64_t>& erased,

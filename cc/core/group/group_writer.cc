@@ -169,19 +169,6 @@ Result<std::shared_ptr<TableFiles>> GroupWriter::Impl::Remap(const Group& group,
   return files;
 }
 
-namespace {
-
-// Commits a mutation that changes only the commit record.
-Status CommitState(Mutation& mutation) {
-  TSPS_RETURN_IF_ERROR(mutation.Start(0));
-  mutation.DeclareUndo();
-  mutation.Begin();
-  mutation.Publish();
-  return Status();
-}
-
-}  // namespace
-
 Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_RETURN_IF_ERROR(ValidateConfig(config, group_.path()));
@@ -218,7 +205,7 @@ Result<int> GroupWriter::CreateTable(const TableConfig& config) {
   ++next.version;
   const int table = TableNumber(place, state.removed);
   group.tables.Put(place, state.removed, std::move(files));
-  const Status committed = CommitState(mutation);
+  const Status committed = mutation.CommitState();
   if (!committed.ok()) {
     group.tables.Drop(place);
     return committed;
@@ -240,7 +227,7 @@ Status GroupWriter::RemoveTable(int table) {
   vacant.removed = RemovedBefore(table) + 1;
   next.tables[static_cast<size_t>(place)] = vacant;
   ++next.version;
-  TSPS_RETURN_IF_ERROR(CommitState(mutation));
+  TSPS_RETURN_IF_ERROR(mutation.CommitState());
   TSPS_FAULT_POINT("remove.published");
   impl_->memory[static_cast<size_t>(place)] = TableMemory();
   group.tables.Drop(static_cast<size_t>(place));
@@ -287,7 +274,7 @@ Status GroupWriter::SetOptimizer(int table, const OptimizerUse& optimizer) {
   state.optimizer_steps = optimizer.steps;
   ++state.version;
   ++mutation.next().version;
-  return CommitState(mutation);
+  return mutation.CommitState();
 }
 
 Result<bool> GroupWriter::TakeIndexSeed(int table, uint64_t seed) {
@@ -309,7 +296,7 @@ Result<bool> GroupWriter::TakeIndexSeed(int table, uint64_t seed) {
   SetIndexSeed(&next, seed);
   ++next.version;
   ++mutation.next().version;
-  TSPS_RETURN_IF_ERROR(CommitState(mutation));
+  TSPS_RETURN_IF_ERROR(mutation.CommitState());
   return true;
 }
 
@@ -341,7 +328,7 @@ Status GroupWriter::Rebind(int place, const OptimizerConfig& config, uint64_t in
   if (tiered || had_slots) {
     TSPS_ASSIGN_OR_RETURN(remapped, impl_->Remap(group_, place, state));
   }
-  TSPS_RETURN_IF_ERROR(CommitState(mutation));
+  TSPS_RETURN_IF_ERROR(mutation.CommitState());
   TSPS_FAULT_POINT("bind.published");
   const TableState& committed = impl_->state.tables[static_cast<size_t>(place)];
   files.Planes(committed);
@@ -370,7 +357,7 @@ Result<uint32_t> GroupWriter::MarkChanges() {
                  " change generations, which is the format's limit");
   }
   const uint32_t generation = ++mutation.next().changes;
-  TSPS_RETURN_IF_ERROR(CommitState(mutation));
+  TSPS_RETURN_IF_ERROR(mutation.CommitState());
   return generation;
 }
 
@@ -382,7 +369,7 @@ Status GroupWriter::SetStep(uint64_t step) {
   State& next = mutation.next();
   next.step = step;
   ++next.version;
-  return CommitState(mutation);
+  return mutation.CommitState();
 }
 
 }  // namespace tsps

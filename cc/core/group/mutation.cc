@@ -62,6 +62,14 @@ void Mutation::Begin(Executor* executor) {
   }
 }
 
+Status Mutation::CommitState() {
+  TSPS_RETURN_IF_ERROR(Start(0));
+  DeclareUndo();
+  Begin();
+  Publish();
+  return Status();
+}
+
 void Mutation::Seal(const Sealed& sealed) {
   State next = next_;
   ++next.epoch;

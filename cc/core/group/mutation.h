@@ -63,6 +63,8 @@ class Mutation {
   // Publish makes the mutation visible; Undo restores what was before Begin.
   void Publish();
   void Undo();
+  // Starts, begins and publishes a mutation that changes only the commit record.
+  Status CommitState();
   // Leaves a sealed mutation as it is, for the next writer.
   void Leave() { begun_ns_ = 0; }
   bool begun() const { return begun_ns_ != 0; }
