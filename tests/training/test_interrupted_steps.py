@@ -11,6 +11,7 @@ import tensorflow as tf
 from models import keras
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops
 
 pytestmark = pytest.mark.keras2_smoke
 
@@ -63,6 +64,7 @@ def step_function(trained_model: Any, after: Callable[[], Any] = lambda: None) -
 
 def committed() -> int:
     this_job = tsps.job.current()
+    _ops.wait_step(this_job.group_path, int(this_job.step), 30.0)  # the leader may still be writing the step
     assert int(this_job.step) == this_job.group.committed_step()
     return int(this_job.step)
 
