@@ -148,6 +148,7 @@ def test_iterating_begins_where_training_goes_on(tmp_path: Path) -> None:
                 break
     assert batches_seen == [(0, n) for n in range(5)] + [(1, n) for n in range(3)]
     assert (checkpointer.position.epoch, checkpointer.position.batch) == (2, 0)
+    checkpointer.wait()
 
     restored_model = make_model()
     checkpointer = tsps.Checkpointer(tmp_path, restored_model, restored_model.optimizer)
