@@ -127,6 +127,36 @@ Status SetEviction(const KernelContext& context) {
       [&](GroupWriter& writer) { return writer.SetEviction(table.table, policy); });
 }
 
+// Inputs: path, uuid, numbers (count, half_life, expected_keys; [0]: no admission). Outputs:
+// forgotten.
+Status SetAdmission(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  TSPS_ASSIGN_OR_RETURN(const Tensor numbers, context.Input(2, 1, "numbers"));
+  std::shared_ptr<AdmissionPolicy> policy;
+  if (numbers.size() != 0) {
+    if (numbers.size() != 3) {
+      return Error(Code::kInvalidArgument,
+                   "numbers must have shape [3] or [0]. Received: ", ShapeString(numbers.shape()));
+    }
+    const int64_t* const values = numbers.data<int64_t>();
+    if (values[0] < 2 || values[0] > AdmissionSketch::kMostCount || values[1] < 1 ||
+        values[1] > UINT32_MAX || values[2] < 1) {
+      return Error(Code::kInvalidArgument, "admission of table ", table.path(), " by count ",
+                   values[0], ", half_life ", values[1], ", expected_keys ", values[2]);
+    }
+    const auto count = static_cast<uint32_t>(values[0]);
+    policy = std::make_shared<AdmissionPolicy>(
+        AdmissionPolicy{count, static_cast<uint32_t>(values[1]),
+                        AdmissionSketch::LinesFor(static_cast<uint64_t>(values[2]), count)});
+  }
+  bool forgotten = false;
+  TSPS_RETURN_IF_ERROR(table.owner->Write([&](GroupWriter& writer) -> Status {
+    TSPS_ASSIGN_OR_RETURN(forgotten, writer.SetAdmission(table.table, policy));
+    return Status();
+  }));
+  return context.OutputScalar(0, forgotten);
+}
+
 Status BindOptimizer(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
   OptimizerConfig config;
@@ -233,6 +263,31 @@ class AssignKernel {
 
   int n_slots_ = 0;
 };
+
+// Inputs: path and uuid of a table with a sketch, keys, lines (int64[n, 8], each row the bytes of a
+// SketchLine).
+Status AssignCounts(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
+  TSPS_ASSIGN_OR_RETURN(const Tensor keys, context.Keys(2));
+  TSPS_ASSIGN_OR_RETURN(const Tensor lines, context.Input(3, 2, "lines"));
+  const auto n_words = static_cast<int64_t>(sizeof(SketchLine) / sizeof(int64_t));
+  std::string plane;
+  TSPS_RETURN_IF_ERROR(table.group().Read([&](const ReadView& view) {
+    const PlaneList* const list = view.Planes(table.table);
+    if (list != nullptr) plane = list->planes.back().name;
+    return Status();
+  }));
+  if (lines.dim(0) != keys.dim(0) || lines.dim(1) != n_words) {
+    return Error(Code::kInvalidArgument, "lines for table ", table.path(), " must have shape ",
+                 ShapeString({keys.dim(0), n_words}), ". Received: ", ShapeString(lines.shape()));
+  }
+  const std::vector<PlaneValues> planes = {
+      {PlaneRole::kMetadata, plane, sizeof(SketchLine), lines.data<int64_t>()}};
+  const std::shared_ptr<Executor> executor = SharedExecutor();
+  return table.owner->Write([&](GroupWriter& writer) {
+    return writer.Assign(table.table, keys.data<int64_t>(), planes, keys.size(), *executor);
+  });
+}
 
 Status Erase(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const TableHandle table, TableInput(context));
@@ -380,11 +435,13 @@ void RegisterAdminKernels() {
   RegisterKernel<FunctionKernel<SetRun>>("TspsSetRun");
   RegisterKernel<FunctionKernel<CreateTable>>("TspsCreateTable");
   RegisterKernel<FunctionKernel<SetEviction>>("TspsSetEviction");
+  RegisterKernel<FunctionKernel<SetAdmission>>("TspsSetAdmission");
   RegisterKernel<FunctionKernel<BindOptimizer>>("TspsBindOptimizer");
   RegisterKernel<FunctionKernel<RenewSlots>>("TspsRenewSlots");
   RegisterKernel<FunctionKernel<SetOptimizer>>("TspsSetOptimizer");
   RegisterKernel<FunctionKernel<TakeIndexSeed>>("TspsTakeIndexSeed");
   RegisterKernel<AssignKernel>("TspsAssign");
+  RegisterKernel<FunctionKernel<AssignCounts>>("TspsAssignCounts");
   RegisterKernel<FunctionKernel<Erase>>("TspsErase");
   RegisterKernel<FunctionKernel<SetStep>>("TspsSetStep");
   RegisterKernel<FunctionKernel<MarkChanges>>("TspsMarkChanges");

@@ -31,7 +31,8 @@ class ApplyKernel {
                           cache_.Resolve(context, 1, 1 + tables_, tables_));
     OpenGroup& owner = *tables->front().owner;
     StepUpdates updates;
-    TSPS_RETURN_IF_ERROR(updates.ReadAll(context, 1, tables_, owner, &cache_));
+    TSPS_RETURN_IF_ERROR(
+        updates.ReadAll(context, 1, tables_, /*with_counts=*/false, owner, &cache_));
     TSPS_RETURN_IF_ERROR(owner.Write([&](GroupWriter& writer) -> Status {
       TSPS_RETURN_IF_ERROR(updates.Prepare(writer, step));
       writer.Publish();
@@ -53,8 +54,8 @@ class MakeStepKernel {
     return Status();
   }
 
-  // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, hyper T, optimizer, digest.
-  // Outputs: verdict.
+  // Inputs: path, step, timeout_s, paths T, uuids T, keys T, grads T, counts T, hyper T, optimizer,
+  // digest. Outputs: verdict.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     std::shared_ptr<OpenGroup> owner;
     const Status opened = NoThrow([&]() -> Status {
@@ -82,7 +83,7 @@ class MakeStepKernel {
     TSPS_ASSIGN_OR_RETURN(call.step, context.Scalar<int64_t>(1, "step"));
     TSPS_ASSIGN_OR_RETURN(call.timeout_s, context.Scalar<float>(2, "timeout_s"));
     call.cancelled = &owner.closed();
-    TSPS_ASSIGN_OR_RETURN(const int64_t digest, context.Scalar<int64_t>(4 + 5 * tables_, "digest"));
+    TSPS_ASSIGN_OR_RETURN(const int64_t digest, context.Scalar<int64_t>(4 + 6 * tables_, "digest"));
     Status agreed;
     if (exchange != nullptr) {
       exchange->verdicts().PostStatement(call.step, static_cast<uint64_t>(digest),
@@ -93,7 +94,9 @@ class MakeStepKernel {
     }
     const WorkSpan span("apply");
     StepUpdates updates;
-    const Status read = agreed.ok() ? updates.ReadAll(context, 3, tables_, owner, &cache_) : agreed;
+    const Status read =
+        agreed.ok() ? updates.ReadAll(context, 3, tables_, /*with_counts=*/true, owner, &cache_)
+                    : agreed;
     return MakeStep(context, report, call.step, owner, exchange, [&](GroupWriter& writer) {
       return read.ok() ? updates.Prepare(writer, call.step) : read;
     });
@@ -112,7 +115,8 @@ class PrepareStepKernel {
     return Status();
   }
 
-  // Inputs: path, step, paths T, uuids T, keys T, grads T, hyper T, optimizer. Outputs: verdict.
+  // Inputs: path, step, paths T, uuids T, keys T, grads T, counts T, hyper T, optimizer. Outputs:
+  // verdict.
   Status Compute(const KernelContext& context) {
     const WorkSpan span("prepare");
     TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
@@ -120,7 +124,8 @@ class PrepareStepKernel {
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
     const auto updates = std::make_shared<StepUpdates>();
     const Status verdict = NoThrow([&]() -> Status {
-      TSPS_RETURN_IF_ERROR(updates->ReadAll(context, 2, tables_, *owner, &cache_));
+      TSPS_RETURN_IF_ERROR(
+          updates->ReadAll(context, 2, tables_, /*with_counts=*/true, *owner, &cache_));
       return owner->Prepare([&](GroupWriter& writer) { return updates->Prepare(writer, step); },
                             updates, static_cast<uint32_t>(voters_));
     });

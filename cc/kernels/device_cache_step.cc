@@ -57,7 +57,8 @@ class StepKernel {
     StepUpdates updates;
     std::vector<Part> parts;
     const Status read = [&]() -> Status {
-      TSPS_RETURN_IF_ERROR(updates.ReadAll(context, 2, tables_, *owner, &cache_));
+      TSPS_RETURN_IF_ERROR(
+          updates.ReadAll(context, 2, tables_, /*with_counts=*/false, *owner, &cache_));
       return ReadParts(context, step, *owner, &updates, &parts);
     }();
     return MakeStep(context, report, step, *owner, nullptr, [&](GroupWriter& writer) -> Status {

@@ -17,9 +17,9 @@ Status GradientInputs::Read(const KernelContext& context, int n_tables, bool wit
     GradientSet set = {keys.data<int64_t>(), nullptr, grads.data<float>(), keys.size()};
     if (with_counts) {
       TSPS_ASSIGN_OR_RETURN(Tensor counts, context.Input(2 * n_tables + t, 1, "counts"));
-      fits = fits && counts.dim(0) == keys.dim(0);
+      fits = fits && (counts.size() == 0 || counts.dim(0) == keys.dim(0));
       counts_text = ", counts of shape " + ShapeString(counts.shape());
-      set.counts = counts.data<int32_t>();
+      if (counts.size() > 0) set.counts = counts.data<int32_t>();
       held.push_back(std::move(counts));
     }
     if (!fits) {

@@ -16,7 +16,9 @@
 
 namespace tsps {
 
-// The gradients in inputs 0 on, and the tensors that the sets point to.
+// The gradients in inputs 0 on: keys T, grads T and, `with_counts`, counts T: int32[n]
+// (core/gradients/key_count.h), or int32[0] if each key is of one rank. Owns the tensors that the
+// sets point to.
 struct GradientInputs {
   std::vector<TableSets> tables;  // each has one set
   std::vector<Tensor> held;

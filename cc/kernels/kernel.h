@@ -75,6 +75,7 @@ void RegisterLookupKernels();
 void RegisterPooledKernels();
 void RegisterRowsKernels();
 void RegisterReduceKernels();
+void RegisterOccurrenceKernels();
 void RegisterDenseKernels();
 void RegisterExchangeKernels();
 void RegisterRingKernels();

@@ -20,9 +20,9 @@ struct MergeAttributes {
   Status Init(const Attributes& attributes);
 };
 
-// The first inputs of such an op: keys T, grads T, world_size, path, step, timeout_s.
+// The first inputs of such an op: keys T, grads T, counts T, world_size, path, step, timeout_s.
 struct MergeInputs {
-  static int Count(int tables) { return 2 * tables + 4; }
+  static int Count(int tables) { return 3 * tables + 4; }
 
   MergeCall call;
   GradientInputs gradients;  // owns the buffers that `tables` points to

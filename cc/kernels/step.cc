@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "core/gradients/key_count.h"
 #include "kernels/kernel.h"
 #include "kernels/process.h"
 
@@ -105,9 +106,10 @@ Status StepUpdates::CheckDim(size_t table, size_t dim) const {
                handle.config().dim, " columns. Received: ", dim);
 }
 
-Status StepUpdates::ReadAll(const KernelContext& context, int first, int n_tables,
+Status StepUpdates::ReadAll(const KernelContext& context, int first, int n_tables, bool with_counts,
                             const OpenGroup& owner, TableCache* cache) {
-  TSPS_RETURN_IF_ERROR(Read(context, first, first + 4 * n_tables, n_tables, owner, cache));
+  const int hyper = first + (with_counts ? 5 : 4) * n_tables;
+  TSPS_RETURN_IF_ERROR(Read(context, first, hyper, n_tables, owner, cache));
   for (int t = 0; t < n_tables; ++t) {
     const auto table = static_cast<size_t>(t);
     TSPS_ASSIGN_OR_RETURN(Tensor keys, context.Keys(first + 2 * n_tables + t));
@@ -121,10 +123,33 @@ Status StepUpdates::ReadAll(const KernelContext& context, int first, int n_table
     updates_[table].keys = keys.data<int64_t>();
     updates_[table].n = keys.size();
     updates_[table].gradients = grads.data<float>();
+    if (with_counts) {
+      TSPS_ASSIGN_OR_RETURN(const Tensor counts,
+                            context.Input(first + 4 * n_tables + t, 1, "counts"));
+      if (counts.size() != 0 && counts.dim(0) != keys.dim(0)) {
+        return Error(Code::kInvalidArgument, "counts of table ", handle.path(), " must have shape ",
+                     ShapeString(keys.shape()), " or [0]. Received: ", ShapeString(counts.shape()));
+      }
+      if (counts.size() > 0) AddCounts(table, counts.data<int32_t>(), keys.size());
+    }
     held_.push_back(std::move(keys));
     held_.push_back(std::move(grads));
   }
+  SetOccurrences();
   return Status();
+}
+
+void StepUpdates::AddCounts(size_t table, const int32_t* counts, size_t n) {
+  if (n == 0 || OccurrencesOf(counts[0]) == 0) return;
+  occurrences_.resize(updates_.size());
+  std::vector<uint32_t>& occurrences = occurrences_[table];
+  for (size_t i = 0; i < n; ++i) occurrences.push_back(OccurrencesOf(counts[i]));
+}
+
+void StepUpdates::SetOccurrences() {
+  for (size_t t = 0; t < occurrences_.size(); ++t) {
+    if (!occurrences_[t].empty()) updates_[t].occurrences = occurrences_[t].data();
+  }
 }
 
 Status StepUpdates::TakeReduced(std::vector<ReducedGradients>* reduced) {
@@ -140,10 +165,12 @@ Status StepUpdates::TakeReduced(std::vector<ReducedGradients>* reduced) {
     for (const GradientSet& set : reduced_[t].sets()) {
       keys_[t].insert(keys_[t].end(), set.keys, set.keys + set.n);
       updates_[t].pieces.push_back({set.rows, set.n});
+      AddCounts(t, set.counts, set.n);
     }
     updates_[t].keys = keys_[t].data();
     updates_[t].n = keys_[t].size();
   }
+  SetOccurrences();
   return Status();
 }
 

@@ -44,9 +44,10 @@ class StepUpdates {
               const OpenGroup& owner, TableCache* cache);
   // InvalidArgument unless `dim` is the dim of the table.
   Status CheckDim(size_t table, size_t dim) const;
-  // Reads the inputs from `first` on: paths T, uuids T, keys T, grads T, hyper T, optimizer.
-  Status ReadAll(const KernelContext& context, int first, int n_tables, const OpenGroup& owner,
-                 TableCache* cache);
+  // Reads the inputs from `first` on: paths T, uuids T, keys T, grads T and, `with_counts`, counts
+  // T (int32[n] or int32[0], as GradientInputs), hyper T, optimizer.
+  Status ReadAll(const KernelContext& context, int first, int n_tables, bool with_counts,
+                 const OpenGroup& owner, TableCache* cache);
   // Takes over the gradients that an exchange has reduced. The rows of the last round stay in
   // shared memory, where they are valid until this process begins another merge.
   Status TakeReduced(std::vector<ReducedGradients>* reduced);
@@ -59,10 +60,16 @@ class StepUpdates {
   Status Prepare(GroupWriter& writer, int64_t step);
 
  private:
+  // Adds the counts of the next keys of a table.
+  void AddCounts(size_t table, const int32_t* counts, size_t n);
+  // Passes the occurrences of the keys of tables that count them to the updates.
+  void SetOccurrences();
+
   TableCache::Tables tables_;
   std::vector<Tensor> held_;  // the buffers that `updates_` point to
   std::vector<std::unique_ptr<StoredRows>> stored_;
   std::vector<std::vector<int64_t>> keys_;
+  std::vector<std::vector<uint32_t>> occurrences_;  // [table]; empty: they are not counted
   std::vector<ReducedGradients> reduced_;
   std::vector<TableUpdate> updates_;
   OptimizerUse optimizer_;

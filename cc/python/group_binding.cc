@@ -79,12 +79,10 @@ void BindGroup(py::module_& module) {
            py::arg("rounding") = "stochastic", py::arg("storage_folder") = "",
            py::arg("storage_memory") = 0, py::arg("storage_file_bytes") = 0, py::arg("node") = 0,
            py::arg("nodes") = 0)
-      .def("create_sketch", &PyGroup::CreateSketch, py::arg("name"), py::arg("uuid"),
-           py::arg("expected_keys"), py::arg("count"))
-      .def_static("sketch_form", &PyGroup::SketchForm, py::arg("expected_keys"), py::arg("count"))
       .def("remove_table", &PyGroup::RemoveTable, py::arg("table"))
       .def("set_admission", &PyGroup::SetAdmission, py::arg("table"), py::arg("count"),
-           py::arg("half_life"), py::arg("sketch"))
+           py::arg("half_life"), py::arg("expected_keys"))
+      .def("sketch_of", &PyGroup::SketchOf, py::arg("table"))
       .def("sketch_fill", &PyGroup::SketchFill, py::arg("table"), py::arg("sketch"),
            py::arg("count"), py::arg("half_life"))
       .def("oldest_use", &PyGroup::OldestUse, py::arg("table"))

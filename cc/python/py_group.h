@@ -113,13 +113,11 @@ class PyGroup {
                   const std::string& dtype, const std::string& rounding,
                   const std::string& storage_folder, uint64_t storage_memory,
                   uint64_t storage_file_bytes, uint32_t node, uint32_t nodes);
-  // Creates the table of a sketch (core/group/admission_policy.h). Returns its number.
-  int CreateSketch(const std::string& name, const std::string& uuid, uint64_t expected_keys,
-                   uint32_t count);
-  // Returns the number of lines of a sketch, and the name of the plane that has them.
-  static py::tuple SketchForm(uint64_t expected_keys, uint32_t count);
   void RemoveTable(int table);
-  void SetAdmission(int table, uint32_t count, uint32_t half_life, int sketch);
+  // Returns whether the counts of another sketch were lost.
+  bool SetAdmission(int table, uint32_t count, uint32_t half_life, uint64_t expected_keys);
+  // Returns the number of the table of a table's sketch, or None.
+  py::object SketchOf(int table);
   // Returns the share of a sketch's cells that are not 0, and the share of keys without a row that
   // would be admitted although they never occurred.
   py::tuple SketchFill(int table, int sketch, uint32_t count, uint32_t half_life);

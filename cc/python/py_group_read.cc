@@ -125,9 +125,16 @@ py::dict PyGroup::Stats(int table) {
   return result;
 }
 
+py::object PyGroup::SketchOf(int table) {
+  const std::optional<int> sketch = ValueOrThrow(group_->SketchOf(table));
+  if (!sketch.has_value()) return py::none();
+  return py::int_(*sketch);
+}
+
 py::tuple PyGroup::SketchFill(int table, int sketch, uint32_t count, uint32_t half_life) {
-  const auto lines = static_cast<uint64_t>(Config(sketch)->key_limit);
-  const AdmissionSketch counts(lines, count, half_life, StatsOf(table).index_seed);
+  const uint64_t lines =
+      static_cast<uint64_t>(Config(sketch)->key_limit) / std::max(1u, Config(table)->shard.nodes);
+  const AdmissionSketch counts(lines, count, half_life, StatsOf(sketch).index_seed);
   double filled = 0, errors = 0;
   ThrowIfError(Read([&](const ReadView& view) {
     filled = errors = 0;

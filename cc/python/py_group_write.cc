@@ -83,30 +83,20 @@ int PyGroup::CreateTable(const std::string& name, const std::string& uuid, int64
   return table;
 }
 
-int PyGroup::CreateSketch(const std::string& name, const std::string& uuid, uint64_t expected_keys,
-                          uint32_t count) {
-  int table = 0;
-  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
-    const uint64_t lines = AdmissionSketch::LinesFor(expected_keys, count);
-    TSPS_ASSIGN_OR_RETURN(table, writer.CreateTable(SketchConfig(name, uuid, lines, count)));
-    return Status();
-  }));
-  return table;
-}
-
-py::tuple PyGroup::SketchForm(uint64_t expected_keys, uint32_t count) {
-  return py::make_tuple(AdmissionSketch::LinesFor(expected_keys, count), SketchPlane(count));
-}
-
 void PyGroup::RemoveTable(int table) {
   ThrowIfError(Write([&](GroupWriter& writer) { return writer.RemoveTable(table); }));
 }
 
-void PyGroup::SetAdmission(int table, uint32_t count, uint32_t half_life, int sketch) {
-  const AdmissionPolicy policy = {count, half_life};
-  ThrowIfError(Write([&](GroupWriter& writer) {
-    return writer.SetAdmission(table, std::make_shared<AdmissionPolicy>(policy), sketch);
+bool PyGroup::SetAdmission(int table, uint32_t count, uint32_t half_life, uint64_t expected_keys) {
+  const AdmissionPolicy policy = {count, half_life,
+                                  AdmissionSketch::LinesFor(expected_keys, count)};
+  bool forgotten = false;
+  ThrowIfError(Write([&](GroupWriter& writer) -> Status {
+    TSPS_ASSIGN_OR_RETURN(forgotten,
+                          writer.SetAdmission(table, std::make_shared<AdmissionPolicy>(policy)));
+    return Status();
   }));
+  return forgotten;
 }
 
 void PyGroup::SetEviction(int table, const std::string& order, uint64_t unused_steps,

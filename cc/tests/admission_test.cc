@@ -38,12 +38,12 @@ class AdmissionTest : public TableLifeTest {};
 class AdmissionModelTest : public AdmissionTest, public ::testing::WithParamInterface<Case> {};
 
 TEST_P(AdmissionModelTest, EveryStateIsThatOfTheModel) {
-  const AdmissionPolicy policy = {GetParam().count, GetParam().half_life};
+  const AdmissionPolicy policy = {GetParam().count, GetParam().half_life, GetParam().lines};
   const EvictionPolicy eviction = EvictionOf(GetParam());
   const int table = AddEvicting(eviction);
-  SetAdmission(table, GetParam().lines, policy);
+  SetAdmission(table, policy);
   Model model(eviction, StatsOf(table).index_seed);
-  model.SetAdmission(GetParam().lines, policy);
+  model.SetAdmission(policy, SketchSeed(table));
   for (uint64_t step = 1; step <= 120; ++step) {
     const std::string when = "step " + std::to_string(step);
     const std::vector<int64_t> keys = KeysOf(step, 500);
@@ -63,7 +63,7 @@ TEST_P(AdmissionModelTest, EveryStateIsThatOfTheModel) {
     if (step == 70) {
       Reopen();
       SetPolicy(table, eviction);
-      SetAdmission(table, GetParam().lines, policy);
+      SetAdmission(table, policy);
     }
   }
   ASSERT_TSPS_OK(writer_->Verify());
@@ -81,7 +81,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, AdmissionModelTest,
 
 TEST_F(AdmissionTest, AKeyIsTrainedInTheStepThatAdmitsIt) {
   const int table = AddEvicting(EvictionPolicy());
-  SetAdmission(table, 10, {3, 1000});
+  SetAdmission(table, {3, 1000, 10});
   std::vector<float> row(kDim);
   InitialRow(EvictingConfig(), 7, row.data());
   for (int step = 0; step < 2; ++step) {
@@ -99,7 +99,7 @@ TEST_F(AdmissionTest, AKeyIsTrainedInTheStepThatAdmitsIt) {
 
 TEST_F(AdmissionTest, AnErasedKeyIsCountedFromItsSketch) {
   const int table = AddEvicting(EvictionPolicy());
-  SetAdmission(table, 10, {3, 1000});
+  SetAdmission(table, {3, 1000, 10});
   ASSERT_TSPS_OK(Train(table, {7}, 1.0f, {5}));
   const int64_t key = 7;
   ASSERT_TRUE(writer_->Erase(table, &key, 1).ok());
@@ -109,26 +109,49 @@ TEST_F(AdmissionTest, AnErasedKeyIsCountedFromItsSketch) {
 
 TEST_F(AdmissionTest, ARefusedStepCountsNothing) {
   const int table = AddEvicting(EvictionPolicy());
-  SetAdmission(table, 10, {2, 1000});
+  SetAdmission(table, {2, 1000, 10});
   EXPECT_FALSE(Train(table, {7}, std::numeric_limits<float>::infinity()).ok());
   ASSERT_TSPS_OK(Train(table, {7}, 1.0f));
   EXPECT_EQ(StatsOf(table).rows, 0u);
 }
 
-TEST_F(AdmissionTest, OtherTablesAndCountsAreRefused) {
+TEST_F(AdmissionTest, ASketchIsReplacedByOneOfAnotherFormAndRemovedWithItsTable) {
   const int table = AddEvicting(EvictionPolicy());
-  const int plain = AddTable("plain", 4);
-  const auto set = [&](uint32_t count, int sketch) {
-    const AdmissionPolicy policy = {count, 10};
-    return writer_->SetAdmission(table, std::make_shared<AdmissionPolicy>(policy), sketch).code();
+  const auto set = [&](const AdmissionPolicy& policy) {
+    const auto forgotten = writer_->SetAdmission(table, std::make_shared<AdmissionPolicy>(policy));
+    EXPECT_TRUE(forgotten.ok()) << forgotten.status().message();
+    return forgotten.ok() && *forgotten;
   };
-  EXPECT_EQ(set(3, plain), Code::kFailedPrecondition);
-  EXPECT_EQ(set(3, table), Code::kFailedPrecondition);
-  const auto sketch = writer_->CreateTable(SketchConfig("s", std::string(32, 'c'), 4, 255));
-  ASSERT_TRUE(sketch.ok());
-  EXPECT_EQ(set(1, *sketch), Code::kInvalidArgument);
-  EXPECT_EQ(set(256, *sketch), Code::kInvalidArgument);
-  EXPECT_EQ(set(255, *sketch), Code::kOk);
+  EXPECT_FALSE(set({15, 10, 4}));
+  ASSERT_TSPS_OK(Train(table, {7}, 1.0f));
+  EXPECT_FALSE(set({2, 20, 4})) << "the same form";
+  EXPECT_TRUE(set({16, 10, 4})) << "wider cells";
+  EXPECT_FALSE(set({16, 10, 5})) << "more lines, and nothing was counted";
+  ASSERT_TSPS_OK(Train(table, {7}, 1.0f));
+  const auto forgotten = writer_->SetAdmission(table, nullptr);
+  EXPECT_TRUE(forgotten.ok() && *forgotten);
+  EXPECT_FALSE(group_->FindTable("t.sketch").ok());
+  ASSERT_TSPS_OK(Train(table, {7}, 1.0f));
+  EXPECT_EQ(StatsOf(table).rows, 1u) << "nothing is counted any more";
+  EXPECT_FALSE(set({2, 10, 4}));
+  EXPECT_TRUE(group_->FindTable("t.sketch").ok());
+  ASSERT_TSPS_OK(writer_->RemoveTable(table));
+  EXPECT_FALSE(group_->FindTable("t.sketch").ok());
+}
+
+TEST_F(AdmissionTest, OtherNumbersAndATableOfTheSketchsNameAreRefused) {
+  const int table = AddEvicting(EvictionPolicy());
+  const auto code = [&](const AdmissionPolicy& policy) {
+    return writer_->SetAdmission(table, std::make_shared<AdmissionPolicy>(policy)).status().code();
+  };
+  EXPECT_EQ(code({1, 10, 4}), Code::kInvalidArgument);
+  EXPECT_EQ(code({256, 10, 4}), Code::kInvalidArgument);
+  EXPECT_EQ(code({2, 0, 4}), Code::kInvalidArgument);
+  EXPECT_EQ(code({2, 10, 0}), Code::kInvalidArgument);
+  const int other = AddTable("t.sketch", 4);
+  EXPECT_EQ(code({255, 10, 4}), Code::kFailedPrecondition);
+  ASSERT_TSPS_OK(writer_->RemoveTable(table));
+  EXPECT_EQ(StatsOf(other).rows, 0u) << "it is kept";
 }
 
 TEST(AdmissionSketchTest, CountsAreAtLeastTheOccurrences) {
@@ -166,8 +189,8 @@ TEST(AdmissionSketchTest, CountsFade) {
 // A writer is killed in steps that count and admit keys and evict rows.
 class AdmissionKillTest : public AdmissionTest, public ::testing::WithParamInterface<const char*> {
  protected:
-  static constexpr uint64_t kSteps = 30, kLines = 60;
-  static constexpr AdmissionPolicy kPolicy = {3, 8};
+  static constexpr uint64_t kSteps = 30;
+  static constexpr AdmissionPolicy kPolicy = {3, 8, 60};
 
   // Returns whether a state differs from the model after a kill at a point, or after its recovery.
   bool DiffersAfterKills(const char* point, int* kills);
@@ -179,9 +202,9 @@ bool AdmissionKillTest::DiffersAfterKills(const char* point, int* kills) {
   EvictionPolicy eviction;
   eviction.max_rows = 1500;
   const int table = AddEvicting(eviction);
-  SetAdmission(table, kLines, kPolicy);
+  SetAdmission(table, kPolicy);
   Model model(eviction, StatsOf(table).index_seed);
-  model.SetAdmission(kLines, kPolicy);
+  model.SetAdmission(kPolicy, SketchSeed(table));
   std::vector<std::map<int64_t, ModelRow>> expected(1);
   for (uint64_t step = 1; step <= kSteps; ++step) {
     model.Step(step, KeysOf(step, 600), 1.0f);
@@ -193,7 +216,7 @@ bool AdmissionKillTest::DiffersAfterKills(const char* point, int* kills) {
     group_ = *Group::Open(dir / "g");
     OpenWriter();
     SetPolicy(table, eviction);
-    SetAdmission(table, kLines, kPolicy);
+    SetAdmission(table, kPolicy);
     for (uint64_t step = group_->step() + 1; step <= kSteps; ++step) {
       if (!Train(table, KeysOf(step, 600), 1.0f).ok()) _exit(13);
     }

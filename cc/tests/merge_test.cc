@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/gradients/key_count.h"
 #include "executor/eigen_executor.h"
 
 namespace tsps {
@@ -162,13 +163,36 @@ TEST(Merge, OfNothingIsNothing) {
   EXPECT_TRUE(merged.keys.counts.empty());
 }
 
+TEST(Merge, OccurrencesAreAddedAndDivideNothing) {
+  SerialExecutor executor;
+  const std::vector<int64_t> keys = {5, 6, 7, 5, 6, 5};
+  const std::vector<int32_t> counts = {CountOfOneRank(2),  CountOfOneRank(1),   CountOfOneRank(999),
+                                       CountOfOneRank(40), CountOfOneRank(254), CountOfOneRank(1)};
+  const std::vector<float> gradients = {1, 2, 4, 8, 16, 32};
+  const Merged merged = Merge(keys, counts, gradients, 1, Reduction::kFrequency, 3, executor);
+  ASSERT_EQ(merged.keys.keys, (std::vector<int64_t>{5, 6, 7}));
+  EXPECT_EQ(merged.rows, (std::vector<float>{(1 + 8 + 32) / 3.0f, (2 + 16) / 2.0f, 4}));
+  std::vector<int32_t> ranks;
+  std::vector<uint32_t> occurrences;
+  for (const int32_t count : merged.keys.counts) {
+    ranks.push_back(RanksOf(count));
+    occurrences.push_back(OccurrencesOf(count));
+  }
+  EXPECT_EQ(ranks, (std::vector<int32_t>{3, 2, 1}));
+  EXPECT_EQ(occurrences, (std::vector<uint32_t>{43, 255, 255}));
+}
+
 TEST(Merge, RefusesWhatCannotBeRightAndNamesIt) {
   SerialExecutor executor;
   MergedGradients merged;
   const int64_t keys[] = {5, 6, 5};
   const float gradients[3] = {};
-  for (const std::vector<int32_t>& counts :
-       {std::vector<int32_t>{1, 1, 0}, {1, 1, -2}, {1, 1, INT32_MAX}}) {
+  for (const std::vector<int32_t>& counts : {std::vector<int32_t>{1, 1, 0},
+                                             {1, 1, -2},
+                                             {1, 1, INT32_MAX},
+                                             {1, 1, kMostRanks},
+                                             {1, 1, 256 << 16 | 1},
+                                             {1, 1, 3 << 16}}) {
     const Status status =
         MergeKeys({{keys, counts.data(), gradients, 3}}, Reduction::kFrequency, &merged);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);

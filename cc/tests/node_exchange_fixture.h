@@ -14,18 +14,24 @@
 #include <vector>
 
 #include "core/exchange/node_exchange.h"
+#include "core/gradients/key_count.h"
 
 namespace tsps {
 
-// A rank's gradients of some tables, of widths 3, 4, ...
+// A rank's gradients of some tables, of widths 3, 4, ... Every second table counts occurrences.
 struct RankGradients {
   std::vector<std::vector<int64_t>> keys;
+  std::vector<std::vector<int32_t>> counts;
   std::vector<std::vector<float>> rows;
+
+  const int32_t* Counts(size_t table) const {
+    return counts[table].empty() ? nullptr : counts[table].data();
+  }
 
   std::vector<Contribution> Tables() const {
     std::vector<Contribution> tables;
     for (size_t t = 0; t < keys.size(); ++t) {
-      tables.push_back({keys[t].data(), rows[t].data(), keys[t].size(), t + 3});
+      tables.push_back({keys[t].data(), Counts(t), rows[t].data(), keys[t].size(), t + 3});
     }
     return tables;
   }
@@ -71,7 +77,10 @@ inline RankGradients Draw(uint64_t seed, const std::vector<size_t>& sizes) {
     std::shuffle(keys.begin(), keys.end(), random);
     std::vector<float> rows(keys.size() * (t + 3));
     for (float& x : rows) x = static_cast<float>(random() % 20001) / 1000 - 10;
+    std::vector<int32_t> counts(t % 2 == 1 ? keys.size() : 0);
+    for (int32_t& count : counts) count = CountOfOneRank(1 + random() % 300);
     gradients.keys.push_back(keys);
+    gradients.counts.push_back(counts);
     gradients.rows.push_back(rows);
   }
   return gradients;
@@ -83,7 +92,8 @@ inline void ExpectMergedLikeOneList(const std::vector<RankGradients>& ranks, con
   for (size_t t = 0; t < read.keys.size(); ++t) {
     std::vector<GradientSet> sets;
     for (const RankGradients& rank : ranks) {
-      sets.push_back({rank.keys[t].data(), nullptr, rank.rows[t].data(), rank.keys[t].size()});
+      sets.push_back(
+          {rank.keys[t].data(), rank.Counts(t), rank.rows[t].data(), rank.keys[t].size()});
     }
     MergedGradients expected;
     ASSERT_TRUE(MergeKeys(sets, Reduction::kFrequency, &expected).ok());

@@ -129,7 +129,7 @@ void ExpectNodesAgree(Cluster* cluster, const std::vector<size_t>& rows, uint32_
                                  is_empty ? std::vector<size_t>(rows.size(), 0) : rows));
         size_t bytes = 0;
         for (const Contribution& table : gradients.back().Tables()) {
-          bytes += table.n * NodeExchange::RowBytes(table.dim);
+          bytes += table.n * NodeExchange::RowBytes(table.dim, table.counts != nullptr);
         }
         // Multiples of 1/8 have the same sum in any order.
         for (auto& table : gradients.back().rows) {

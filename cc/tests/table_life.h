@@ -39,11 +39,11 @@ struct ModelRow {
 // The sketch as a matrix of counts, as admission_sketch.h states it.
 class ModelSketch {
  public:
-  ModelSketch(uint64_t lines, AdmissionPolicy policy, uint64_t index_seed)
+  ModelSketch(AdmissionPolicy policy, uint64_t index_seed)
       : policy_(policy),
         seed_(~index_seed),
         most_(policy.count > 15 ? 255 : 15),
-        lines_(lines, Line(policy.count > 15 ? 60 : 120)) {}
+        lines_(policy.lines, Line(policy.count > 15 ? 60 : 120)) {}
 
   // Counts a key, and returns whether it is admitted.
   bool Admits(uint64_t step, int64_t key, uint32_t occurrences) {
@@ -83,8 +83,8 @@ class Model {
  public:
   Model(EvictionPolicy policy, uint64_t index_seed)
       : policy_(std::move(policy)), index_seed_(index_seed) {}
-  void SetAdmission(uint64_t lines, const AdmissionPolicy& policy) {
-    sketch_.emplace(lines, policy, index_seed_);
+  void SetAdmission(const AdmissionPolicy& policy, uint64_t sketch_seed) {
+    sketch_.emplace(policy, sketch_seed);
   }
 
   // Makes a step of SGD with the gradient `g` in every element. `occurrences`: of each key; empty:
@@ -276,17 +276,12 @@ class TableLifeTest : public GroupTest {
   void SetPolicy(int table, const EvictionPolicy& policy) {
     ASSERT_TSPS_OK(writer_->SetEviction(table, std::make_shared<EvictionPolicy>(policy)));
   }
-  // Makes the steps of `table` count keys in a sketch of so many lines.
-  void SetAdmission(int table, uint64_t lines, const AdmissionPolicy& policy) {
-    const std::string name = "t.sketch";
-    auto sketch = group_->FindTable(name);
-    if (!sketch.ok()) {
-      sketch = writer_->CreateTable(SketchConfig(name, std::string(32, 'c'), lines, policy.count));
-      ASSERT_TRUE(sketch.ok()) << sketch.status().message();
-    }
-    ASSERT_TSPS_OK(
-        writer_->SetAdmission(table, std::make_shared<AdmissionPolicy>(policy), *sketch));
+  void SetAdmission(int table, const AdmissionPolicy& policy) {
+    const auto forgotten = writer_->SetAdmission(table, std::make_shared<AdmissionPolicy>(policy));
+    ASSERT_TRUE(forgotten.ok()) << forgotten.status().message();
+    EXPECT_FALSE(*forgotten);
   }
+  uint64_t SketchSeed(int table) { return StatsOf(**group_->SketchOf(table)).index_seed; }
   Status Train(int table, const std::vector<int64_t>& keys, float g,
                const std::vector<uint32_t>& occurrences = {}) {
     const std::vector<float> gradients(keys.size() * kDim, g);

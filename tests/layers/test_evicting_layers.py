@@ -1,4 +1,4 @@
-"""Layers whose tables evict rows, in one process. tests/multirank/test_evicting_tables.py compares ranks and nodes."""
+"""Layers whose tables evict rows, in one process. tests/multirank/test_table_policies.py compares ranks and nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from layer_support import compiled, keras
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.errors import StateError, UnsupportedError
+from tf_sparse_ps.errors import StateError
 
 EVICTION = tsps.Eviction(max_rows=60, keep=[1])
 
@@ -159,7 +159,7 @@ def test_evicting_at_once() -> None:
 
 
 def test_a_layer_with_a_table_takes_its_eviction_from_there() -> None:
-    with pytest.raises(ValueError, match="takes storage, placement and eviction from the table"):
+    with pytest.raises(ValueError, match="takes storage, placement, eviction and admission from the table"):
         tsps.Embedding(None, 4, table=tsps.TableConfig("t", 4), eviction=EVICTION)
 
 
@@ -171,9 +171,3 @@ def test_a_schedule_that_delays_tables_is_refused() -> None:
     model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=schedule), "mse")
     with pytest.raises(Exception, match=r"eviction=.*cannot be trained with DelayedGlobal"):
         fit(model, 1)
-
-
-def test_layers_have_no_admission_yet() -> None:
-    layer = tsps.Embedding(None, 4, table=tsps.TableConfig("t", 4, admission=tsps.Admission(2, 100)))
-    with pytest.raises(UnsupportedError, match="no admission yet"):
-        layer(tf.constant([1]))

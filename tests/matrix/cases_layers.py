@@ -45,6 +45,7 @@ CONSTRAINTS = "`embeddings_constraint`: NonNeg; MaxNorm, UnitNorm, MinMaxNorm wi
 NARROW = 'rows of 16 bits: `table=TableConfig(..., dtype="bfloat16")`, or "float16"'
 ERASE = "`layer.erase`"
 EVICTION = "`eviction=`, `layer.evict`"
+ADMISSION = "`admission=`"
 MATRIX = "`get_weights`, `set_weights`, of the model too"
 CONTROL_FLOW = "inside `tf.cond`, `tf.while_loop`, `tf.map_fn`, `tf.recompute_grad`"
 
@@ -173,6 +174,27 @@ def rows_that_are_evicted(rank: Any) -> None:
     layer.evict(tsps.Eviction(max_rows=2))
     assert len(table) == 2
     _assert_refused(lambda: layer.evict(tsps.Eviction(3 + rank.rank)), "rank 0 has")
+
+
+@works("layers", ADMISSION)
+def keys_that_are_admitted(rank: Any) -> None:
+    layer = tsps.Embedding(None, DIM, admission=tsps.Admission(3, 1000))
+    ours = model(layer)
+    ours.compile(wrapped(optimizer("Adagrad", 0.1)), "mse")
+    ours.fit(IDS[rank.rank], TARGETS[rank.rank], batch_size=BATCH, shuffle=False, verbose=0)
+    keys, counts = np.unique(np.concatenate(IDS), return_counts=True)
+    table = layer.bindings[0].reader()
+    np.testing.assert_array_equal(np.sort(table.keys()), keys[counts >= 3])
+    seldom = 5000 + rank.rank  # once on each rank, and twice on none
+    ids = np.where(np.arange(IDS[rank.rank].size).reshape(IDS[rank.rank].shape) == 0, seldom, IDS[rank.rank])
+    ours.fit(ids[:BATCH], TARGETS[rank.rank][:BATCH], batch_size=BATCH, verbose=0)
+    assert not np.isin([5000, 5001], table.keys()).any()
+    both = np.where(ids == seldom, 6000, ids)  # once on each rank
+    for times in (1, 2):
+        assert np.isin(6000, table.keys()) == (times > 1 and 2 * (times - 1) >= 3)
+        ours.fit(both[:BATCH], TARGETS[rank.rank][:BATCH], batch_size=BATCH, verbose=0)
+    assert np.isin(6000, table.keys())
+    rank.same(np.sort(table.keys()).tolist())
 
 
 @refused("layers", "strings as ids of a bounded vocabulary", "StringLookup")

@@ -94,7 +94,11 @@ def make_model(options: Options) -> Any:
     )
     evicts = not options.schedule.startswith("Delayed")  # the same rows after a restart
     eviction = tsps.Eviction(4, max_rows=280, policy="lfu", half_life=3, keep=[0, 7]) if evicts else None
-    items = tsps.TableConfig("items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement, eviction=eviction)
+    # Two jobs draw other seeds of hashes, so the sketch is large: no key is taken for another.
+    admission = tsps.Admission(2, 1_000_000, half_life=6) if evicts else None
+    items = tsps.TableConfig(
+        "items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement, eviction=eviction, admission=admission
+    )
     inputs = keras.Input((WIDTH,), dtype="int64")
     parts = [
         keras.layers.Flatten()(tsps.Embedding(None, 4, table=users, name="users")(inputs)),

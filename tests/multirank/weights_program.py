@@ -112,9 +112,8 @@ def plain_means() -> dict[str, Any]:
     ours, _ = dense_mean.average(dense, world, "t.ours", weight)
     plain = world.allreduce(dense, "t.plain")
     (rows,), _ = rank_weight.average_sparse([sparse], world, "t.ours.sparse", weight)
-    own_gradient = sparse_gradient.of_one_rank([sparse])
     (mean,) = sparse_reducer.reduce_over(
-        world, own_gradient, "t.plain.sparse", reduction="average", wire="float32", world_size=world.size
+        world, [sparse], "t.plain.sparse", reduction="average", wire="float32", world_size=world.size
     )
     pairs = [*zip(ours, plain, strict=True), (rows.keys, mean.keys), (rows.rows, mean.rows)]
     return {f"{side}{i}": pair[k].numpy() for i, pair in enumerate(pairs) for k, side in enumerate(("ours", "plain"))}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_sparse_ps._ops.groups import NOBODY
+from tf_sparse_ps._ops.groups import NOBODY, counts_of
 from tf_sparse_ps._ops.library import lib
 
 
@@ -17,7 +17,7 @@ class Merged(NamedTuple):
 
     keys: list[tf.Tensor]  # T of int64[u_t], unique
     grads: list[tf.Tensor]  # T of float32[u_t, dim]
-    counts: list[tf.Tensor]  # T of int32[u_t]: number of ranks in which each key occurred
+    counts: list[tf.Tensor]  # T of int32[u_t]: the counts of the keys (`take_occurrences`)
 
 
 def merge(
@@ -32,7 +32,7 @@ def merge(
     Args:
         keys: The keys, T of int64[m_t].
         grads: The gradients, T of float32[m_t, dim].
-        counts: The number of ranks in which each key occurred, T of int32[m_t].
+        counts: The counts of the keys (`take_occurrences`), T of int32[m_t]; int32[0]: each is of one rank.
         world_size: The number of ranks, int32.
         reduction: "frequency" (sum / ranks in which the key occurred), "average" (sum / world_size), "sum", or "local"
             (the sum within one rank, for a layer that was called twice; all counts become 1).
@@ -60,7 +60,7 @@ def pack(keys: Sequence[tf.Tensor], grads: Sequence[tf.Tensor], counts: Sequence
     Args:
         keys: The keys, T of int64[u_t], unique within a table.
         grads: The gradients, T of float32[u_t, dim].
-        counts: The number of ranks in which each key occurred, 1 or more, T of int32[u_t].
+        counts: The counts of the keys (`take_occurrences`), T of int32[u_t]; int32[0]: each is of one rank.
         wire: The type to which gradients are rounded, to nearest even: "float32", "bfloat16" or "float16".
     """
     return lib.tsps_pack(keys, grads, counts, wire=wire)
@@ -184,6 +184,7 @@ def node_merge(
     *,
     reduction: str,
     operation: str,
+    counts: Sequence[tf.Tensor | None] | None = None,
 ) -> Merged:
     """Merges the gradients of the node's ranks, in rank order, in shared memory. Every rank of the node calls it.
 
@@ -198,6 +199,7 @@ def node_merge(
         timeout_s: The time to wait for one rank, in seconds.
         reduction: "frequency", "average" or "sum".
         operation: The name of the operation, the same on all ranks, at most 127 characters.
+        counts: The counts of the keys (`take_occurrences`), T of int32[u_t]; None: each key is of this rank.
 
     Returns:
         The merged gradients on the leader; the inputs determine them completely, the order of keys included. No rows
@@ -209,8 +211,9 @@ def node_merge(
         AbortedError: A rank failed.
         InvalidArgumentError: The ranks' calls differ in the operation, the tables or the widths.
     """
+    common = world_size, path, step, timeout_s
     return Merged(
-        *lib.tsps_node_merge(keys, grads, world_size, path, step, timeout_s, reduction=reduction, operation=operation)
+        *lib.tsps_node_merge(keys, grads, counts_of(keys, counts), *common, reduction=reduction, operation=operation)
     )
 
 
@@ -229,11 +232,12 @@ def node_apply(
     *,
     reduction: str,
     operation: str,
+    counts: Sequence[tf.Tensor | None] | None = None,
 ) -> tf.Tensor:
     """Merges gradients as `node_merge` does; the leader then makes the step without copying the merged gradients.
 
     Args:
-        keys: See `node_merge`; likewise grads, world_size, path, timeout_s, reduction and operation.
+        keys: See `node_merge`; likewise grads, world_size, path, timeout_s, reduction, operation and counts.
         step: The number of this step, int64, which is the committed step + 1.
         paths: See `make_step`; likewise uuids, hyper, optimizer and digest.
 
@@ -246,6 +250,7 @@ def node_apply(
     return lib.tsps_node_apply(
         keys,
         grads,
+        counts_of(keys, counts),
         world_size,
         path,
         step,
@@ -265,7 +270,7 @@ def ring_rounds(keys: Sequence[tf.Tensor], dims: Sequence[int], window: int, loc
 
     Args:
         keys: The keys, T of int64[u_t].
-        dims: The row widths of the T tables.
+        dims: The row widths of the T tables. A count of a key takes as much as an element of its row.
         window: The bytes of the window. See `join_exchange`.
         local_size: The number of ranks on this node.
     """
@@ -286,6 +291,7 @@ def ring_take(
     operation: str,
     wire: str,
     owners: int = 1,
+    counts: Sequence[tf.Tensor | None] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Merges one round of the gradients of the node's ranks, for other nodes. Every rank of the node calls it.
 
@@ -297,8 +303,8 @@ def ring_take(
     4. `ring_prepare` or `ring_collect`.
 
     Args:
-        keys: See `node_merge`; likewise grads, world_size, path, step, timeout_s, reduction and operation. The same in
-            all rounds.
+        keys: See `node_merge`; likewise grads, world_size, path, step, timeout_s, reduction, operation and counts. The
+            same in all rounds.
         round_: The number of this round, int64, counted from 0.
         rounds: The number of rounds, int64, the same on all ranks and at least the `ring_rounds` of each. A call with
             `round_ >= rounds` does nothing.
@@ -315,6 +321,7 @@ def ring_take(
     buffer, splits = lib.tsps_ring_take(
         keys,
         grads,
+        counts_of(keys, counts),
         world_size,
         path,
         step,

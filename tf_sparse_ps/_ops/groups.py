@@ -16,6 +16,14 @@ NOBODY = (0, 0)  # the `optimizer` of a step that may train any table
 RANKS_DIFFER = b"\4the ranks of this job differ in something that must be equal on all of them\0"
 
 
+def counts_of(keys: Sequence[tf.Tensor], counts: Sequence[tf.Tensor | None] | None) -> list[tf.Tensor]:
+    """Returns counts as ops take them. A table without counts has int32[0]: each of its keys is of one rank."""
+    return [
+        tf.zeros([0], tf.int32) if table_counts is None else table_counts
+        for table_counts in ([None] * len(keys) if counts is None else counts)
+    ]
+
+
 def make_step(
     path: str,
     step: tf.Tensor,
@@ -29,6 +37,7 @@ def make_step(
     digest: tf.Tensor | int = 0,
     *,
     operation: str,
+    counts: Sequence[tf.Tensor | None] | None = None,
 ) -> tf.Tensor:
     """Makes one optimizer step of a job of one node. All ranks call it; only the leader's gradients are applied.
 
@@ -49,6 +58,7 @@ def make_step(
         digest: The digest from `facts`, int64. If the digests of the ranks differ, the step is refused
             (FailedPrecondition).
         operation: The name of the operation in messages, at most 127 characters.
+        counts: The counts of the keys (`take_occurrences`), T of int32[u_t]; None: each key has occurred once.
 
     Returns:
         The verdict, uint8[n], for `check_step`. It is the same on all ranks. If the step is refused, it contains the
@@ -57,8 +67,9 @@ def make_step(
     Raises:
         UnavailableError, DeadlineExceededError, AbortedError: The leader died, did not respond, or failed.
     """
+    gradients = keys, grads, counts_of(keys, counts)
     return lib.tsps_make_step(
-        path, step, timeout_s, paths, uuids, keys, grads, hyper, optimizer, digest, operation=operation
+        path, step, timeout_s, paths, uuids, *gradients, hyper, optimizer, digest, operation=operation
     )
 
 
@@ -72,12 +83,14 @@ def prepare_step(
     hyper: Sequence[tf.Tensor],
     optimizer: tf.Tensor | tuple[int, int] = NOBODY,
     voters: int = 1,
+    *,
+    counts: Sequence[tf.Tensor | None] | None = None,
 ) -> tf.Tensor:
     """Does everything in a step of a node's tables that can fail. `decide_step` commits or drops it. Writer only.
 
     Args:
         path: The path of the group.
-        step: See `make_step`; likewise paths, uuids, keys, grads, hyper and optimizer.
+        step: See `make_step`; likewise paths, uuids, keys, grads, hyper, optimizer and counts.
         voters: The number of groups that make the step together or not at all. With several groups, the step is also
             written, and the group is sealed: if the job ends before `decide_step`, the next job must ask the other
             groups whether the step was made.
@@ -85,7 +98,8 @@ def prepare_step(
     Returns:
         The objections of this node to the step, uint8[n]. `NO_OBJECTIONS` if there are none.
     """
-    return lib.tsps_prepare_step(path, step, paths, uuids, keys, grads, hyper, optimizer, voters=voters)
+    gradients = keys, grads, counts_of(keys, counts)
+    return lib.tsps_prepare_step(path, step, paths, uuids, *gradients, hyper, optimizer, voters=voters)
 
 
 def decide_step(path: str, verdicts: tf.Tensor) -> tf.Tensor:
@@ -217,6 +231,20 @@ def set_eviction(path: str, uuid: str, order: str, numbers: Sequence[int], keep:
     lib.tsps_set_eviction(path, uuid, order, tf.constant(numbers, tf.int64), tf.constant(keep, tf.int64, [len(keep)]))
 
 
+def set_admission(path: str, uuid: str, numbers: Sequence[int]) -> bool:
+    """Determines which keys get a row in the steps of this process. Writer only.
+
+    Args:
+        path: The path of the table.
+        uuid: The uuid of the table.
+        numbers: count, half_life and expected_keys of a `tsps.Admission`. Empty: all keys get a row.
+
+    Returns:
+        Whether counts of keys were lost, because they were in another form.
+    """
+    return bool(lib.tsps_set_admission(path, uuid, tf.constant(numbers, tf.int64, [len(numbers)])))
+
+
 def bind_optimizer(path: str, uuid: str, kind: str, slot_init: Sequence[float] = (), *, replace: bool = False) -> None:
     """Creates a table's optimizer slots ("none", "sgd", "adagrad", "adam", "rowwise_adagrad"). Writer only.
 
@@ -274,6 +302,18 @@ def assign(
             keep theirs, and new ones count as used in the committed step.
     """
     lib.tsps_assign(path, uuid, keys, rows, tf.zeros([0], tf.int64) if use is None else use, list(slots))
+
+
+def assign_counts(path: str, uuid: str, keys: tf.Tensor, lines: tf.Tensor) -> None:
+    """Sets lines of the sketch of a table with admission. Writer only.
+
+    Args:
+        path: The path of the sketch's table.
+        uuid: The uuid of the sketch's table.
+        keys: The numbers of the lines, int64[n].
+        lines: The lines, int64[n, 8], each the bytes of a SketchLine (cc/core/table/admission_sketch.h).
+    """
+    lib.tsps_assign_counts(path, uuid, keys, lines)
 
 
 def erase(path: tf.Tensor | str, uuid: tf.Tensor | str, keys: tf.Tensor) -> tf.Tensor:

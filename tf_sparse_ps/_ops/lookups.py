@@ -165,7 +165,11 @@ def read_rows(
 
 
 def gather_rows(
-    unique_ids: Unique, rows: Sequence[tf.Tensor], carriers: Sequence[tf.Tensor], table_of: Sequence[int]
+    unique_ids: Unique,
+    rows: Sequence[tf.Tensor],
+    carriers: Sequence[tf.Tensor],
+    table_of: Sequence[int],
+    uuids: Sequence[str] = (),
 ) -> list[tf.Tensor]:
     """Gathers the rows of all ids from the rows of the unique keys: N of float32[*ids.shape, dim], as `Lookup.rows`.
 
@@ -174,12 +178,13 @@ def gather_rows(
         rows: The rows of the unique keys, T of float32[u_t, dim]. No gradient reaches them.
         carriers: The carriers of the tables, T of float32[0, dim]. Their gradients are those of `lookup`.
         table_of: The position of the table of each feature in `rows`, N integers.
+        uuids: The uuids of the tables, if their keys may be counted (`set_counted`).
 
     Raises:
         InvalidArgumentError: Rows or carriers have another shape, or an inverse is out of range.
     """
     gathered: list[tf.Tensor] = lib.tsps_gather_rows(
-        unique_ids.inverses, rows, unique_ids.keys, carriers, table_of=list(table_of)
+        unique_ids.inverses, rows, unique_ids.keys, carriers, table_of=list(table_of), uuids=list(uuids)
     )
     _set_widths(gathered, carriers, table_of)
     return gathered
@@ -193,6 +198,7 @@ def pool_rows(
     carriers: Sequence[tf.Tensor],
     table_of: Sequence[int],
     combiners: Sequence[str],
+    uuids: Sequence[str] = (),
 ) -> list[tf.Tensor]:
     """Combines the rows of each bag from the rows of the unique keys: N of float32[bags_f, dim], as `pooled_lookup`.
 
@@ -201,7 +207,7 @@ def pool_rows(
     Args:
         unique_ids: The result of `unique` for ids int64[n_f].
         splits: See `pooled_lookup`; likewise weights and combiners.
-        rows: See `gather_rows`; likewise carriers and table_of.
+        rows: See `gather_rows`; likewise carriers, table_of and uuids.
 
     Raises:
         InvalidArgumentError: See `gather_rows` and `pooled_lookup`.
@@ -215,6 +221,7 @@ def pool_rows(
         carriers,
         table_of=list(table_of),
         combiners=list(combiners),
+        uuids=list(uuids),
     )
     _set_widths(pooled, carriers, table_of)
     return pooled
@@ -265,7 +272,8 @@ def _lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     table_of = list(op.get_attr("table_of"))
     keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
     sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads[:n]], inverses, keys, table_of)
-    return [None] * (n + 2 * t) + _slices(sums, keys, op.inputs[n + t : n + 2 * t], table_of)
+    uuids = _uuids(op.inputs[n + t : n + 2 * t])
+    return [None] * (n + 2 * t) + _slices(sums, keys, inverses, uuids, table_of)
 
 
 @tf.RegisterGradient("TspsPooledLookup")
@@ -273,7 +281,7 @@ def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     refuse_constructs()
     n, t = op.get_attr("N"), op.get_attr("T")
     table_of = list(op.get_attr("table_of"))
-    combiners = _combiners(op)
+    combiners = _names(op, "combiners")
     splits, weights = op.inputs[n : 2 * n], op.inputs[2 * n : 3 * n]
     tables = op.inputs[3 * n :]
     keys, inverses = op.outputs[n : n + t], op.outputs[n + t :]
@@ -285,12 +293,19 @@ def _pooled_lookup_gradient(op: Any, *grads: Any) -> list[Any]:
     if any(needed):
         all_grads = lib.tsps_pooled_weight_grad(*common, tables[:t], tables[t : 2 * t], tables[2 * t :], **attributes)
         weight_grads = [grad if is_needed else None for grad, is_needed in zip(all_grads, needed, strict=True)]
-    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, tables[t : 2 * t], table_of)
+    slices = _slices(sums, keys, inverses, _uuids(tables[t : 2 * t]), table_of)
+    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + slices
 
 
-def _combiners(op: Any) -> list[str]:
+def _names(op: Any, attribute: str) -> list[str]:
     # The attribute is text in a graph, and bytes in eager mode.
-    return [tf.compat.as_str(combiner) for combiner in op.get_attr("combiners")]
+    return [tf.compat.as_str(name) for name in op.get_attr(attribute)]
+
+
+def _uuids(tensors: Sequence[tf.Tensor]) -> list[str]:
+    """Returns the uuids of tables; "" for one that is not known when the gradient is built."""
+    values = [tf.get_static_value(tensor) for tensor in tensors]
+    return ["" if value is None else tf.compat.as_str(np.asarray(value).item()) for value in values]
 
 
 @tf.RegisterGradient("TspsReadRows")
@@ -300,7 +315,8 @@ def _read_rows_gradient(op: Any, *grads: Any) -> list[Any]:
     table_of = list(op.get_attr("table_of"))
     inverses, keys = unique(op.inputs[:n], table_of, t)
     sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads], inverses, keys, table_of)
-    return [None] * (n + 2 * t) + _slices(sums, keys, op.inputs[n + t : n + 2 * t], table_of)
+    uuids = _uuids(op.inputs[n + t : n + 2 * t])
+    return [None] * (n + 2 * t) + _slices(sums, keys, inverses, uuids, table_of)
 
 
 tf.no_gradient("TspsUnique")
@@ -313,7 +329,7 @@ def _gather_rows_gradient(op: Any, *grads: Any) -> list[Any]:
     table_of = list(op.get_attr("table_of"))
     inverses, keys = op.inputs[:n], op.inputs[n + t : n + 2 * t]
     sums = segment_sum([tf.convert_to_tensor(grad) for grad in grads], inverses, keys, table_of)
-    return [None] * (n + 2 * t) + _slices(sums, keys, None, table_of)
+    return [None] * (n + 2 * t) + _slices(sums, keys, inverses, _names(op, "uuids"), table_of)
 
 
 @tf.RegisterGradient("TspsPoolRows")
@@ -324,14 +340,15 @@ def _pool_rows_gradient(op: Any, *grads: Any) -> list[Any]:
     inverses, splits, weights = op.inputs[:n], op.inputs[n : 2 * n], op.inputs[2 * n : 3 * n]
     rows, keys = op.inputs[3 * n : 3 * n + t], op.inputs[3 * n + t : 3 * n + 2 * t]
     common = ([tf.convert_to_tensor(grad) for grad in grads], splits, weights, inverses, keys)
-    attributes = {"table_of": table_of, "combiners": _combiners(op)}
+    attributes = {"table_of": table_of, "combiners": _names(op, "combiners")}
     sums = lib.tsps_pooled_sum(*common, **attributes)
     weight_grads: list[Any] = [None] * n
     needed = [_may_be_differentiated(op, 2 * n + f) for f in range(n)]
     if any(needed):
         all_grads = lib.tsps_pool_rows_weight_grad(*common, rows, **attributes)
         weight_grads = [grad if is_needed else None for grad, is_needed in zip(all_grads, needed, strict=True)]
-    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + _slices(sums, keys, None, table_of)
+    slices = _slices(sums, keys, inverses, _names(op, "uuids"), table_of)
+    return [None] * (2 * n) + weight_grads + [None] * (2 * t) + slices
 
 
 @tf.RegisterGradient("TspsPoolRowsWeightGrad")
@@ -346,8 +363,10 @@ def _second_gradient(op: Any, *_: Any) -> NoReturn:
     )
 
 
-# The number of keys of each bounded table of this process, by uuid.
+# Facts about tables of this process, by uuid: the number of keys of bounded tables, and the tables whose keys are
+# counted.
 _limits: dict[str, int] = {}
+_counted: set[str] = set()
 
 
 def set_row_limit(uuid: str, limit: int | None) -> None:
@@ -358,23 +377,59 @@ def set_row_limit(uuid: str, limit: int | None) -> None:
         _limits[uuid] = limit
 
 
+def set_counted(uuid: str, counted: bool) -> None:
+    """Determines whether backward passes count how often the keys of a table occur (`take_occurrences`)."""
+    if counted:
+        _counted.add(uuid)
+    else:
+        _counted.discard(uuid)
+
+
+def take_occurrences(keys: tf.Tensor, uuid: str) -> tf.Tensor:
+    """Returns the counts of a step's keys on this rank, int32[n], and forgets all that was counted for the table.
+
+    A count is 1, the number of ranks, plus 65536 times the number of ids with the key in the lookups that were
+    differentiated since the last step, at most 255 (cc/core/gradients/key_count.h). Counts are added over the ranks.
+
+    Args:
+        keys: The unique keys, int64[n].
+        uuid: The uuid of the table.
+    """
+    return lib.tsps_take_occurrences(keys, uuid=uuid)
+
+
 def _slices(
-    sums: Sequence[tf.Tensor], keys: Sequence[tf.Tensor], uuids: Sequence[tf.Tensor] | None, table_of: Sequence[int]
+    sums: Sequence[tf.Tensor],
+    keys: Sequence[tf.Tensor],
+    inverses: Sequence[tf.Tensor],
+    uuids: Sequence[str],
+    table_of: Sequence[int],
 ) -> list[Any]:
-    # tf.identity is needed because the backward graph of a tf.function may not return a tensor of the forward graph,
-    # and TensorFlow does not capture the parts of IndexedSlices. A table without a feature has no known width.
+    """Returns the gradients of the carriers of T tables. `uuids`: those of all tables, or none."""
     return [
-        tf.IndexedSlices(sums[t], tf.identity(keys[t]), _dense_shape(sums[t], uuids and uuids[t]))
+        tf.IndexedSlices(
+            sums[t],
+            _own(keys[t], [inverses[f] for f, table in enumerate(table_of) if table == t], uuids[t] if uuids else ""),
+            _dense_shape(sums[t], uuids[t] if uuids else ""),
+        )
         if t in table_of
         else None
         for t in range(len(keys))
     ]
 
 
-def _dense_shape(sums: tf.Tensor, uuid: tf.Tensor | None) -> tf.Tensor | None:
+def _own(keys: tf.Tensor, inverses: Sequence[tf.Tensor], uuid: str) -> tf.Tensor:
+    """Returns the same keys as a tensor of the backward pass, and counts their ids if the table needs it.
+
+    The backward graph of a tf.function may not return a tensor of the forward graph, and TensorFlow does not capture
+    the parts of IndexedSlices.
+    """
+    return lib.tsps_count_occurrences(keys, inverses, uuid=uuid) if uuid in _counted else tf.identity(keys)
+
+
+def _dense_shape(sums: tf.Tensor, uuid: str) -> tf.Tensor | None:
     """Returns the shape of the matrix of a bounded table, int64[2], or None for an unbounded table."""
-    value = None if uuid is None else tf.get_static_value(uuid)
-    limit = None if value is None else _limits.get(tf.compat.as_str(np.asarray(value).item()))
+    limit = _limits.get(uuid)
     if limit is None:
         return None
     width = sums.shape[1]

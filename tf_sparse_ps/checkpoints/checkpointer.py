@@ -212,7 +212,7 @@ class Checkpointer:
                 "keras": str(getattr(_keras.keras, "__version__", "2")),
                 "python": ".".join(map(str, sys.version_info[:3])),
             },
-            tables=tuple(tables.facts(binding) for binding in bindings),
+            tables=tuple(tables.facts(bindings)),
             variables=tuple(entry.facts() for entry in entries),
             files=(),
             optimizer=OptimizerIdentity.of(self._state.optimizer.inner_optimizer).number,

@@ -158,7 +158,7 @@ def _facts(path: Path, read: Callable[[Path], StoredCheckpoint]) -> dict[str, An
         "nodes": content.nodes,
         "node": content.node,
         "job": content.job,
-        "tables": [table["name"] for table in content.tables],
+        "tables": [table["name"] for table in content.row_tables],
         "builds_on": [link.name for link in content.chain],
         "bytes": sum(entry.size for entry in content.files),
         "versions": content.versions,

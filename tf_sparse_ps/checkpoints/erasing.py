@@ -81,7 +81,7 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
 
 def _number_of(checkpoint: StoredCheckpoint, table: str | None) -> int:
     """Returns the place of a table among those of a checkpoint."""
-    names = [str(stored["name"]) for stored in checkpoint.manifest.tables]
+    names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
     numbers = [number for number, name in enumerate(names) if table in (None, name)]
     if not numbers and table is not None and table.isdecimal() and int(table) < len(names):
         return int(table)

@@ -41,7 +41,7 @@ def export(checkpoint: StoredCheckpoint, folder: Path) -> list[str]:
     if names_there:
         raise InvalidArgumentError(f"{folder} has files: export to a folder that is empty, or is not there")
     content = checkpoint.manifest
-    tables = [str(table["name"]) for table in content.tables]
+    tables = [str(table["name"]) for table in content.row_tables]
     files = []
     for number, table in enumerate(tables):
         is_plain = tables.count(table) == 1 and "/" not in table

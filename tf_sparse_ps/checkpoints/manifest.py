@@ -94,7 +94,8 @@ class Manifest:
       versions: The versions of the software, by name.
       tables: For each table, in the model's order: what the table was; `id`, its identity among the tables of the run;
         `parts`, each a `TablePart` as a dict. There is one part with all rows, or one of each node with those of the
-        keys that a hash assigns to it.
+        keys that a hash assigns to it. After the tables come the counts of their keys without a row, which have
+        `sketch_of`, the place of the table.
       variables: For each dense variable, in order: `name`, `kind`, `dtype`, `shape`.
       files: All files except this one.
       optimizer: The identity of the optimizer (`OptimizerIdentity`); 0: it is not known.
@@ -122,6 +123,11 @@ class Manifest:
     def parts(self, number: int) -> tuple[TablePart, ...]:
         """Returns the parts of a table, by its place in `tables`."""
         return tuple(TablePart(**part) for part in self.tables[number]["parts"])
+
+    @property
+    def row_tables(self) -> tuple[dict[str, Any], ...]:
+        """Those of `tables` that are tables of the model. Their places are the same."""
+        return tuple(table for table in self.tables if "sketch_of" not in table)
 
     @property
     def all_parts(self) -> tuple[TablePart, ...]:

@@ -55,6 +55,7 @@ class Restorer:
         """
         self._directory, self._state, self._saver = directory, state, saver
         self._ranks = state.ranks
+        self._changes: list[str] = []  # of the tables' policies
 
     def restore(self) -> Restored | None:
         """Restores the newest whole checkpoint; see `Checkpointer.restore`.
@@ -156,6 +157,7 @@ class Restorer:
 
         if not self._are_whole(compare, checkpoint.path, is_read=is_read):
             return False
+        self._changes = stored_tables.changes
         fault_points.reach("compared")
         self._saver.forget()
         stored_tables.restore(bindings)
@@ -224,6 +226,8 @@ class Restorer:
             file=sys.stderr,
             flush=True,
         )
+        for change in self._changes:
+            print(f"tf_sparse_ps: {change}", file=sys.stderr, flush=True)
         if rate_before != rate:
             print(f"tf_sparse_ps: its learning rate is {rate:g}, not {rate_before:g}", file=sys.stderr, flush=True)
         if content.batch and content.ranks != ranks:

@@ -4,10 +4,14 @@ Each node's leader writes its node's rows of a table as of one committed state. 
 that the node has. Of a replicated table they are the rows that the node would have if the table were sharded. An
 increment holds the rows that were written since a mark, and the keys that were erased. To restore a table, each node's
 leader reads all files, and keeps the rows that its node has.
+
+The counts of keys without a row (`tsps.Admission`) are stored like a table of their own, after all tables.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,7 +27,9 @@ from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.collectives import Collectives
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.config.metadata import USE
+from tf_sparse_ps.config.policies import describe_changes
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.layers import rows
@@ -47,18 +53,56 @@ def committed_step() -> int:
     return job.current().group.committed_step()
 
 
-def facts(binding: TableBinding) -> dict[str, Any]:
-    """Returns what a manifest says of a table, without `parts`, which are known when they have been written."""
-    config, index_seed = binding.config, int(binding.reader().stats()["index_seed"])
-    return {
-        "name": config.name,
-        "id": binding.uuid,
-        "dim": config.dim,
-        "key_limit": config.key_limit,
-        "dtype": config.dtype,
-        "placement": binding.placement,
-        "index_seed": index_seed,
-    }
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Rows or a sketch of a table, which are stored alike.
+
+    Attributes:
+      binding: The table.
+      name, uuid: The name and identity of the source.
+      reader: The rows or the sketch, a `tsps.Table`.
+      sketch_of: The number of the table that the sketch belongs to; None: these are rows.
+    """
+
+    binding: TableBinding
+    name: str
+    uuid: str
+    reader: Any
+    sketch_of: int | None = None
+
+
+def _sources(bindings: Sequence[TableBinding]) -> list[_Source]:
+    """Returns all tables, in their order, and then all sketches."""
+    sources = [_Source(binding, binding.config.name, binding.uuid, binding.reader()) for binding in bindings]
+    for number, binding in enumerate(bindings):
+        if binding.config.admission is not None:
+            sketch = binding.sketch()
+            sources.append(_Source(binding, binding.config.name + SKETCH, sketch.uuid, sketch, number))
+    return sources
+
+
+def _more_facts(source: _Source) -> dict[str, Any]:
+    if source.sketch_of is not None:
+        return {"sketch_of": source.sketch_of, "nodes": source.binding.parts}
+    policies = source.binding.config.policies()
+    return {"policies": policies} if policies else {}  # so that the facts of other tables stay as they were
+
+
+def facts(bindings: Sequence[TableBinding]) -> list[dict[str, Any]]:
+    """Returns what a manifest says of tables, without `parts`, which are known when they have been written."""
+    return [
+        {
+            "name": source.name,
+            "id": source.uuid,
+            "dim": source.reader.config.dim,
+            "key_limit": source.reader.config.key_limit,
+            "dtype": source.reader.config.dtype,
+            "placement": source.binding.placement,
+            "index_seed": int(source.reader.stats()["index_seed"]),
+            **_more_facts(source),
+        }
+        for source in _sources(bindings)
+    ]
 
 
 def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
@@ -74,7 +118,7 @@ def mark_changes(bindings: Sequence[TableBinding]) -> dict[str, str]:
         newer_rows.flush(binding.path)
     with eager_ops(f"marking changes of {this_job.group_path}") as _ops:
         generation = int(_ops.mark_changes(this_job.group_path))
-    return {binding.uuid: binding.reader().mark(generation) for binding in bindings}
+    return {source.uuid: source.reader.mark(generation) for source in _sources(bindings)}
 
 
 def capture(bindings: Sequence[TableBinding], since: Mapping[str, str], step: int, *, split: bool) -> list[Captured]:
@@ -91,41 +135,54 @@ def capture(bindings: Sequence[TableBinding], since: Mapping[str, str], step: in
     """
     if not bindings:
         return []
-    readers = [binding.reader() for binding in bindings]
+    sources = _sources(bindings)
     # Training may change all rows meanwhile: then their old values take as much memory as they do.
-    most_bytes = max(1 << 30, sum(int(reader.stats()["bytes"]) for reader in readers))
+    most_bytes = max(1 << 30, sum(int(source.reader.stats()["bytes"]) for source in sources))
     scans = several_tables.scan(
-        {reader: since.get(binding.uuid) for reader, binding in zip(readers, bindings, strict=True)},
+        {source.reader: since.get(source.uuid) for source in sources},
         max_bytes=most_bytes,
     )
     captured = []
-    for number, (binding, reader) in enumerate(zip(bindings, readers, strict=True)):
-        scan, shard = scans[reader], binding.shard if split or binding.placement == "sharded" else None
+    for number, source in enumerate(sources):
+        binding, scan = source.binding, scans[source.reader]
+        shard = binding.shard if split or binding.placement == "sharded" else None
         has_all = scan.erased is None
         if shard is not None and binding.placement == "replicated":
             scan.take_shard(shard)
             has_all = False
-        file = manifest.table_file_name(number, binding.config.name, None if shard is None else shard.node)
-        header = parameter_files.header(reader, scan, shard=shard, slots=True)
+        file = manifest.table_file_name(number, source.name, None if shard is None else shard.node)
+        header = parameter_files.header(source.reader, scan, shard=shard, slots=True)
         captured.append(Captured(file, scan, header, n_rows=len(scan) if has_all else None))
-    for binding, reader in zip(bindings, readers, strict=True):
-        if scans[reader].step != step:
+    for source in sources:
+        if (found := scans[source.reader].step) != step:
             for table_part in captured:
                 table_part.close()
             raise StateError(
-                f"table {binding.config.name!r} is at step {scans[reader].step}, the other tables are at {step}: "
-                "something other than this job's ranks trains it"
+                f"table {source.name!r} is at step {found}, the other tables are at {step}: something other than this "
+                "job's ranks trains it"
             )
     return captured
 
 
 class Stored:
-    """The tables of a checkpoint."""
+    """The tables of a checkpoint.
+
+    Attributes:
+      changes: What differs between the policies of the stored tables and those of the model, in sentences. Known after
+        `check`.
+    """
 
     def __init__(self, checkpoint: StoredCheckpoint) -> None:
         """Reads nothing."""
-        self._checkpoint = checkpoint
-        self._folder, self._facts = checkpoint.path, checkpoint.manifest.tables
+        self._checkpoint, self._folder = checkpoint, checkpoint.path
+        self._facts = checkpoint.manifest.row_tables
+        # The number of the sketch of each table that has one.
+        self._sketches = {
+            facts["sketch_of"]: number
+            for number, facts in enumerate(checkpoint.manifest.tables)
+            if number >= len(self._facts)
+        }
+        self.changes: list[str] = []
         self._step = checkpoint.manifest.table_step
         self._damage: Exception | None = None
 
@@ -158,6 +215,31 @@ class Stored:
                     "directory"
                 )
             self._rows(binding, number)
+        self.changes = [
+            change
+            for number, binding in enumerate(bindings)
+            for change in [*self._policy_changes(binding, number), *self._lost_counts(binding, number)]
+        ]
+
+    def _policy_changes(self, binding: TableBinding, number: int) -> list[str]:
+        return describe_changes(binding.config.name, self._facts[number].get("policies", {}), binding.config.policies())
+
+    def _lost_counts(self, binding: TableBinding, number: int) -> list[str]:
+        """Returns why counts of keys without a row are not restored; empty if they are, or if there are none."""
+        admission = binding.config.admission
+        if admission is None:
+            return []
+        if number not in self._sketches:
+            return [f"table {binding.config.name!r}: the checkpoint has no counts of keys without a row"]
+        stored = self._checkpoint.manifest.tables[self._sketches[number]]
+        info, present = self._sketch(binding, number).info, binding.sketch().config
+        if stored["nodes"] != binding.parts:
+            reason = f"{stored['nodes']} machines had counted them, and {binding.parts} share the table now"
+        elif (info["key_limit"], info["metadata"][-1]["name"]) != (present.key_limit, present.metadata[-1].name):
+            reason = "the admission is another one"
+        else:
+            return []
+        return [f"table {binding.config.name!r}: keys without a row are counted from 0 again, because {reason}"]
 
     def restore(self, bindings: Sequence[TableBinding]) -> None:
         """Replaces the tables' rows by the stored ones. Every rank calls it, and then `check_read`; leaders act.
@@ -166,6 +248,7 @@ class Stored:
         """
         for number, binding in enumerate(bindings):
             self._restore(binding, self._rows(binding, number), self._facts[number].get("index_seed"))
+            self._restore_counts(binding, number)
             fault_points.reach("table_restored")
 
     def check_read(self) -> None:
@@ -194,6 +277,29 @@ class Stored:
             )
         return stored
 
+    def _sketch(self, binding: TableBinding, number: int) -> StoredRows:
+        shard = binding.shard if binding.placement == "sharded" else None
+        return StoredRows(self._checkpoint, self._sketches[number], shard)
+
+    def _restore_counts(self, binding: TableBinding, number: int) -> None:
+        """Replaces the counts of keys without a row by the stored ones. The leader acts."""
+        if binding.config.admission is None or not binding.group.is_leader:
+            return
+        if self._lost_counts(binding, number):
+            binding.reset_counts()
+            return
+        binding.reset_counts(self._checkpoint.manifest.tables[self._sketches[number]]["index_seed"])
+        with self._noting_damage():
+            for block in self._sketch(binding, number).blocks():
+                binding.write_counts(block)
+
+    @contextlib.contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (DamagedFileError, NotFoundError, OSError) as error:
+            self._damage = error
+
     def _restore(self, binding: TableBinding, stored: StoredRows, index_seed: int | None) -> None:
         info = stored.info
         rule = info["optimizer"]
@@ -211,14 +317,11 @@ class Stored:
         def blocks(carried: bool) -> Iterator[Block]:
             if self._damage is not None:
                 return
-            with bar(stored.at_most, f"restore {binding.config.name}") as progress:
-                try:
-                    for block in _read_ahead(_joined(stored.blocks(carried))):
-                        yield _with_use(block, self._step) if binding.records_use else block
-                        progress.update(len(block.keys))
-                        fault_points.reach("rows_restored")
-                except (DamagedFileError, NotFoundError, OSError) as error:
-                    self._damage = error
+            with bar(stored.at_most, f"restore {binding.config.name}") as progress, self._noting_damage():
+                for block in _read_ahead(_joined(stored.blocks(carried))):
+                    yield _with_use(block, self._step) if binding.records_use else block
+                    progress.update(len(block.keys))
+                    fault_points.reach("rows_restored")
 
         widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
         content = number_of("restored", self._folder.name, self._step, binding.ordinal)

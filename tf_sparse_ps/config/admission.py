@@ -24,7 +24,8 @@ class Admission:
 
     Attributes:
       count: The number of occurrences, 2 to 255.
-      expected_keys: The number of different keys that occur within a `half_life` and have no row.
+      expected_keys: The number of different keys that occur within a `half_life` and have no row. Machines that share
+        the rows of a table (`tsps.Sharded`) share its sketch, too.
       half_life: The number of steps after which an occurrence counts half. Keys that occur less often never get a row.
 
     Raises:
@@ -42,6 +43,18 @@ class Admission:
         make_plain(self, *_LIMITS)
         for name, (least, most) in _LIMITS.items():
             check_integer(name, getattr(self, name), least, most)
+
+    def for_core(self, nodes: int = 1) -> tuple[int, int, int]:
+        """Returns count, half_life and the expected keys on one machine.
+
+        Args:
+          nodes: The number of machines that share the rows.
+        """
+        return self.count, self.half_life, -(-self.expected_keys // nodes)
+
+    def forgotten(self, table: str) -> str:
+        """Returns the warning that the earlier counts of a table have another form, and are lost."""
+        return f"table {table} has another admission than before. Keys without a row are counted from 0 again"
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""

@@ -57,8 +57,8 @@ class TableConfig:
         UnitNorm(axis=1) or MinMaxNorm(axis=1) of Keras, as string, dict or object; see
         `tf_sparse_ps.config.constraints`.
       seed: The seed of the initial values. None: it is drawn when the table is made, in a job by rank 0.
-      admission: A `tsps.Admission`: how often a key must occur before it gets a row. Only `tsps.Table` has it, not
-        layers. None: a key gets a row when it is first trained.
+      admission: A `tsps.Admission`: how often a key must occur before it gets a row. None: a key gets a row when it is
+        first trained.
       eviction: A `tsps.Eviction`: the rows that the steps of the table evict. None: a row stays until it is erased.
       key_limit: The number of keys of a bounded table, 0 .. key_limit - 1. None: every int64 is a key.
       storage: The storage of the rows: "memory", or a `tsps.Tiered` for tables larger than memory.
@@ -129,10 +129,24 @@ class TableConfig:
         self.resolved_constraint()
         if self.eviction is not None:
             self._check_eviction(self.eviction, initializer)
-        if self.admission is not None and not _NAME.fullmatch(self.name + SKETCH):
+        if self.admission is not None:
+            self._check_admission(initializer)
+
+    def _check_admission(self, initializer: initializers.Resolved) -> None:
+        if not _NAME.fullmatch(self.name + SKETCH):
             raise ValueError(
                 f"`name` must leave space for {SKETCH!r}, the end of the name of the table of counts. "
                 f"Received: name={self.name!r}"
+            )
+        if self.cache is not None:
+            raise UnsupportedError(
+                f"table {self.name!r}: a table with a device cache cannot admit keys: the device trains rows before "
+                "the host counts their keys. Leave out `admission` or `cache`"
+            )
+        if initializer.values is not None:
+            raise ValueError(
+                f"table {self.name!r}: the initializer {self.initializer!r} makes all rows at the start, so no key is "
+                "left to be admitted. Leave out `admission`"
             )
 
     def _check_eviction(self, eviction: Eviction, initializer: initializers.Resolved) -> None:
@@ -166,6 +180,18 @@ class TableConfig:
         """The metadata planes that the table has: `metadata`, and the use of rows if it evicts rows."""
         records_use = self.eviction is not None and USE not in self.metadata
         return (USE, *self.metadata) if records_use else self.metadata
+
+    def policies(self) -> dict[str, Any]:
+        """Returns the eviction and the admission, those that there are. Kept keys are represented by a hash.
+
+        The result is JSON-serialisable.
+        """
+        eviction, admission = optional.serialize(self.eviction), optional.serialize(self.admission)
+        if eviction is not None and eviction["keep"]:
+            digest = hashlib.sha256(json.dumps(eviction["keep"]).encode()).hexdigest()[:8]
+            eviction = {**eviction, "keep": f"{len(eviction['keep'])} keys ({digest})"}
+        policies = {"eviction": eviction, "admission": admission}
+        return {name: policy for name, policy in policies.items() if policy is not None}
 
     def eviction_for_core(self, nodes: int = 1) -> tuple[str, tuple[int, int, int], tuple[int, ...]]:
         """Returns the eviction in the core's form.

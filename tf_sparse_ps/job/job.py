@@ -97,8 +97,7 @@ class Job:
           values: Initial rows, float32[key_limit, dim], instead of the initializer's values.
 
         Raises:
-          UnsupportedError: The configuration has metadata planes or an admission, which tables of layers do not
-            support yet.
+          UnsupportedError: The configuration has metadata planes, which tables of layers do not support yet.
           StateError: The table of an earlier run differs; the ranks build their layers in different orders; the job
             has the largest possible number of tables.
           NoSpaceError, AccessError: The file system refuses the table.

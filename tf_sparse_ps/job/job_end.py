@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.node import job_folder
 from tf_sparse_ps.table import groups
 
@@ -44,4 +45,4 @@ def _tables_with_rows(group_path: str) -> str:
     """Returns names and numbers of rows of the tables that have rows, in words; "" if none has."""
     group = groups.open_group(group_path)
     tables = [(group.table_info(i)["name"], group.stats(i)["rows"]) for i in group.tables()]
-    return ", ".join(f"{name} with {rows:,} rows" for name, rows in tables if rows)
+    return ", ".join(f"{name} with {rows:,} rows" for name, rows in tables if rows and not name.endswith(SKETCH))

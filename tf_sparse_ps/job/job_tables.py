@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError, UnsupportedError
@@ -61,11 +63,6 @@ class JobTables:
         self, config: TableConfig, *, salt: int | None = None, values: npt.NDArray[np.float32] | None = None
     ) -> TableBinding:
         """See `Job.create_table`."""
-        if config.admission is not None:
-            raise UnsupportedError(
-                f"table {config.name!r}: tables of layers have no admission yet. Use tsps.Table, which has it. "
-                f"Received: admission={config.admission}"
-            )
         if config.metadata:
             raise UnsupportedError(
                 f"table {config.name!r}: tables of layers have no metadata planes yet. Use tsps.Table, which has them. "
@@ -81,6 +78,8 @@ class JobTables:
             if writes:
                 self._make_or_attach(binding, initializer, values)
                 binding.set_eviction()
+                if binding.set_admission() and config.admission is not None:
+                    warnings.warn(config.admission.forgotten(binding.path), stacklevel=4)
         binding.agree(0, 0)
         binding.leader_wrote_values = leader_wrote_values
         if not os.path.exists(binding.path):
@@ -102,7 +101,8 @@ class JobTables:
         initializer = config.resolved_initializer()
         seed = next(seed for seed in (config.seed, initializer.seed, seed_of_job) if seed is not None)
         config = dataclasses.replace(config, seed=seed)
-        path = os.path.join(self._group.path, f"t{ordinal:04d}-{config.name}"[:128])
+        longest = 128 if config.admission is None else 128 - len(SKETCH)
+        path = os.path.join(self._group.path, f"t{ordinal:04d}-{config.name}"[:longest])
         binding_type = TableBinding if config.cache is None else CachedBinding
         binding = binding_type(
             group=self._group,

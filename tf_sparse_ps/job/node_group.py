@@ -18,6 +18,7 @@ from tf_sparse_ps.collectives import Collectives, eager_operations
 from tf_sparse_ps.collectives.all_or_none import all_or_none
 from tf_sparse_ps.collectives.key_values import EXIT_REPORT
 from tf_sparse_ps.collectives.timeout import timeout_s
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, WaitTimeoutError, WriterLockedError
 from tf_sparse_ps.job import job_end, undecided_step
 from tf_sparse_ps.job.identity import Identity
@@ -92,7 +93,8 @@ class NodeGroup:
 
     def table_folders(self, ordinal: int) -> list[str]:
         """Returns the names of the folders of the table with this ordinal: one name, unless ranks or runs differ."""
-        return sorted(name for name in os.listdir(self.path) if name.startswith(f"t{ordinal:04d}-"))
+        names = {name for name in os.listdir(self.path) if name.startswith(f"t{ordinal:04d}-")}
+        return sorted(names - {name + SKETCH for name in names})
 
     @contextlib.contextmanager
     def one_writes(self, ordinal: int, content: int, path: str) -> Iterator[bool]:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_sparse_ps import _table
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.config.placement import Sharded
@@ -262,7 +263,7 @@ class TableBinding:
         with self.writing(number_of("evicted", eviction.get_config(), self.erasures)) as writes:
             if writes:
                 keep = () if self.config.eviction is None else self.config.eviction.keep
-                keys = evicting.due(self.reader(), eviction, eviction.max_rows_of(self._parts), keep)
+                keys = evicting.due(self.reader(), eviction, eviction.max_rows_of(self.parts), keep)
                 with eager_ops(f"evicting rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, keys)
 
@@ -272,25 +273,72 @@ class TableBinding:
         return USE in self.reader().config.metadata
 
     @property
-    def _parts(self) -> int:
+    def counted(self) -> str | None:
+        """The uuid of the table, if it counts how often keys occur before they get a row; None: it does not."""
+        return None if self.config.admission is None else self.uuid
+
+    def sketch(self) -> Any:
+        """Returns the counts of keys without a row as a `tsps.Table`, open for reading. The table has an admission."""
+        return Table.open(self.path + SKETCH, "r")
+
+    def reset_counts(self, index_seed: int | None = None) -> None:
+        """Empties the sketch of keys without a row on this node. Only the leader calls it.
+
+        Args:
+          index_seed: The seed of the sketch, if counts that were made with it follow.
+        """
+        with eager_ops(f"resetting the counts of table {self.path}") as _ops:
+            _ops.set_admission(self.path, self.uuid, ())
+        self.set_admission()
+        if index_seed is not None:
+            with eager_ops(f"setting the index seed of the counts of table {self.path}") as _ops:
+                _ops.take_index_seed(self.path + SKETCH, self.sketch().uuid, index_seed)
+
+    def set_admission(self) -> bool:
+        """Lets the steps of this node admit keys as the configuration says. Only the leader calls it.
+
+        Returns:
+          Whether counts of an earlier run were lost, because it had another admission.
+        """
+        admission = self.config.admission
+        numbers = () if admission is None else admission.for_core(self.parts)
+        with eager_ops(f"setting the admission of table {self.path}") as _ops:
+            return bool(_ops.set_admission(self.path, self.uuid, numbers))
+
+    @property
+    def parts(self) -> int:
         """The number of machines that share the rows."""
         return self.nodes if self.placement == "sharded" else 1
 
     def check_eviction(self) -> None:
         """Raises ValueError if the kept keys would fill a machine's part of the table."""
-        _, (_, most, _), keep = self.config.eviction_for_core(self._parts)
+        _, (_, most, _), keep = self.config.eviction_for_core(self.parts)
         if most and len(keep) >= most:
             raise ValueError(
-                f"table {self.config.name!r}: the eviction keeps {len(keep)} keys, and each of {self._parts} machines "
+                f"table {self.config.name!r}: the eviction keeps {len(keep)} keys, and each of {self.parts} machines "
                 f"has at most {most} rows. Keep fewer keys, or raise max_rows"
             )
 
     def set_eviction(self) -> None:
         """Lets the steps of this node evict rows as the configuration says. Only the leader calls it."""
-        order, numbers, keep = self.config.eviction_for_core(self._parts)
+        order, numbers, keep = self.config.eviction_for_core(self.parts)
         if order:
             with eager_ops(f"setting the eviction of table {self.path}") as _ops:
                 _ops.set_eviction(self.path, self.uuid, order, numbers, keep)
+
+    def write_counts(self, block: Block) -> None:
+        """Writes lines of the sketch on this node, those that this node has. Only the leader calls it.
+
+        Args:
+          block: The numbers of the lines as keys, and the lines as the only metadata plane.
+        """
+        sketch = self.sketch()
+        (lines,) = block.metadata.values()
+        of_node = block.keys // (sketch.config.key_limit // self.parts) == (self.node if self.parts > 1 else 0)
+        words = np.ascontiguousarray(lines[of_node]).view(np.int64)
+        with eager_ops(f"writing the counts of table {self.path}") as _ops:
+            _ops.assign_counts(self.path + SKETCH, sketch.uuid, block.keys[of_node], words)
+        activity.progress()
 
     def write_rows(self, keys: Any, rows: Any, slots: Any = (), use: npt.NDArray[np.uint32] | None = None) -> None:
         """Writes rows on this node, in chunks: the leader's part of `assign`, with its arguments.

@@ -53,6 +53,9 @@ def make(binding: TableBinding, *, trainable: bool, name: str) -> Any:
     if binding.config.key_limit is not None:
         _ops.set_row_limit(binding.uuid, binding.config.key_limit)
         weakref.finalize(binding, _ops.set_row_limit, binding.uuid, None)
+    if binding.config.admission is not None:
+        _ops.set_counted(binding.uuid, True)
+        weakref.finalize(binding, _ops.set_counted, binding.uuid, False)
     variable = _make(binding, trainable, name)
     binding.weight_name = variable.name
     return variable

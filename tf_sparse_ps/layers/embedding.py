@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.config import constraints, optional, tiered
 from tf_sparse_ps.config import placement as placement_lib
+from tf_sparse_ps.config.admission import Admission
 from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.placement import Placement
@@ -83,6 +84,7 @@ class Embedding(TableLayer):
       cache: None, or a `tsps.DeviceCache`, which keeps frequent rows on a device. Only in a job of one process. The
         table can have it instead: TableConfig(cache=...).
       eviction: None, or a `tsps.Eviction`: the rows that training evicts.
+      admission: None, or a `tsps.Admission`: how often a key must occur in training before it gets a row.
       **options: `EmbeddingOptions`, which include the arguments of keras.layers.Layer.
 
     Call arguments:
@@ -112,6 +114,7 @@ class Embedding(TableLayer):
         storage: Storage = "memory",
         cache: DeviceCache | None = None,
         eviction: Eviction | None = None,
+        admission: Admission | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
         name = type(self).__name__
@@ -144,12 +147,14 @@ class Embedding(TableLayer):
         self.embeddings_constraint = keras.constraints.get(arguments["embeddings_constraint"])
         self.storage, self.placement = tiered.get(storage), placement_lib.get(placement)
         self.eviction = optional.get(Eviction, "eviction", eviction)
-        own = (self.storage, self.placement, self.eviction) != ("memory", "replicated", None)
+        self.admission = optional.get(Admission, "admission", admission)
+        own = (self.storage, self.placement, self.eviction, self.admission) != ("memory", "replicated", None, None)
         if table is not None and own:
             raise ValueError(
-                f"{name}: a layer with `table` takes storage, placement and eviction from the table. Give them to the "
-                "table, TableConfig(storage=..., placement=..., eviction=...), not to the layer. Received: "
-                f"storage={storage!r}, placement={placement!r}, eviction={eviction!r}, table={table}"
+                f"{name}: a layer with `table` takes storage, placement, eviction and admission from the table. Give "
+                "them to the table, TableConfig(storage=..., placement=..., eviction=..., admission=...), not to the "
+                f"layer. Received: storage={storage!r}, placement={placement!r}, eviction={eviction!r}, "
+                f"admission={admission!r}, table={table}"
             )
         if table is not None and self.embeddings_constraint is not None:
             raise ValueError(
@@ -190,6 +195,7 @@ class Embedding(TableLayer):
                 placement=self.placement,
                 cache=self.cache,
                 eviction=self.eviction,
+                admission=self.admission,
             )
         key_limit = self.table.key_limit if self.table.key_limit is not None else self.input_dim
         if self.table.dim != self.output_dim or key_limit != self.input_dim:
@@ -334,8 +340,9 @@ class Embedding(TableLayer):
             if self.table is not None and self.table.cache is not None
             else optional.serialize(self.cache),
         }
-        if self.eviction is not None:  # so that earlier versions read models without it
-            config["eviction"] = optional.serialize(self.eviction)
+        for policy in ("eviction", "admission"):
+            if getattr(self, policy) is not None:  # so that earlier versions read models without it
+                config[policy] = optional.serialize(getattr(self, policy))
         if not _keras.IS_KERAS_3:
             config |= {"input_length": self.input_length, "sparse": self.sparse}
         base = super().get_config()
@@ -355,7 +362,7 @@ class Embedding(TableLayer):
 
 
 Embedding.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
-    table=None, placement="replicated", storage="memory", cache=None, eviction=None
+    table=None, placement="replicated", storage="memory", cache=None, eviction=None, admission=None
 )
 
 

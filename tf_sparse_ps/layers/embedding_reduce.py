@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.config.admission import Admission
 from tf_sparse_ps.config.device_cache import DeviceCache
 from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.placement import Placement
@@ -53,6 +54,7 @@ class EmbeddingReduce(Embedding):
         storage: Storage = "memory",
         cache: DeviceCache | None = None,
         eviction: Eviction | None = None,
+        admission: Admission | None = None,
         **options: Unpack[EmbeddingOptions],
     ) -> None:
         if combiner not in COMBINERS:
@@ -68,6 +70,7 @@ class EmbeddingReduce(Embedding):
             storage=storage,
             cache=cache,
             eviction=eviction,
+            admission=admission,
             **options,
         )
         if self.mask_zero:
@@ -109,5 +112,5 @@ class EmbeddingReduce(Embedding):
 
 
 EmbeddingReduce.__init__.__signature__ = _keras.embedding_signature(  # type: ignore[attr-defined]
-    combiner="mean", table=None, placement="replicated", storage="memory", cache=None, eviction=None
+    combiner="mean", table=None, placement="replicated", storage="memory", cache=None, eviction=None, admission=None
 )

@@ -84,7 +84,7 @@ class RowSource(abc.ABC):
     ) -> list[tf.Tensor]:
         """Looks up ids as `look_up` of this module does, in tables of this class."""
         unique = _ops.unique(ids, table_of, len(sources))
-        return _ops.gather_rows(unique, cls.read(sources, unique.keys), _carriers(sources), table_of)
+        return _ops.gather_rows(unique, cls.read(sources, unique.keys), _carriers(sources), table_of, _uuids(sources))
 
     @classmethod
     def pool(
@@ -94,7 +94,7 @@ class RowSource(abc.ABC):
         ids, splits, weights = _flat(bags)
         unique = _ops.unique(ids, table_of, len(sources))
         rows = cls.read(sources, unique.keys)
-        return _ops.pool_rows(unique, splits, weights, rows, _carriers(sources), table_of, combiners)
+        return _ops.pool_rows(unique, splits, weights, rows, _carriers(sources), table_of, combiners, _uuids(sources))
 
 
 class SharedTable(RowSource):
@@ -192,9 +192,13 @@ def _carriers(sources: Sequence[RowSource]) -> list[tf.Tensor]:
     return [source.carrier for source in sources]
 
 
+def _uuids(sources: Sequence[RowSource]) -> list[str]:
+    return [source.binding.uuid for source in sources]
+
+
 def _named(sources: Sequence[RowSource]) -> tuple[list[tf.Tensor], list[str], list[tf.Tensor]]:
     """Returns the paths, uuids and carriers of tables, as the ops take them."""
-    return [source.path for source in sources], [source.binding.uuid for source in sources], _carriers(sources)
+    return [source.path for source in sources], _uuids(sources), _carriers(sources)
 
 
 def _flat(bags: Sequence[Bags]) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:

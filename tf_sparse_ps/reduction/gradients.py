@@ -19,7 +19,14 @@ _DENSIFY_UP_TO = 1 << 20
 _WIDEST_ROW = 1 << 16  # the widest row that the all-gather takes
 _MARK = "_tsps_mean"
 # The ops that make the gradient of a table. The search for Horovod's ops stops at them.
-_OWN_OPS = ("TspsSegmentSum", "TspsPooledSum", "TspsLookup", "TspsPooledLookup", "TspsUnique")
+_OWN_OPS = (
+    "TspsSegmentSum",
+    "TspsPooledSum",
+    "TspsLookup",
+    "TspsPooledLookup",
+    "TspsUnique",
+    "TspsCountOccurrences",
+)
 _OPS_LOOKED_AT = 256
 
 
@@ -67,7 +74,8 @@ class TableGradient:
             return self.merged
         if (cache := cache_of(self.table)) is not None:
             return self.on(cache.devices[0])
-        return SparseGradient.of(self.slices, self.table.config.dim)
+        gradient = SparseGradient.of(self.slices, self.table.config.dim)
+        return dataclasses.replace(gradient, counted=self.table.counted)
 
     def on(self, device: str) -> SparseGradient:
         """Returns the gradient, with unique keys, on a device that has rows of the table."""

@@ -28,12 +28,17 @@ class SparseGradient:
       rows: float32[n, dim].
       unique: Whether no key repeats.
       device: TensorFlow's name of the device that holds the rows, for a table with a device cache; None: the host.
+      counted: The uuid of the table, if it counts how often keys occur (`tsps.Admission`); None: it does not.
+      counts: The counts of the keys (`_ops.take_occurrences`), int32[n]. None: they are still to be taken, or the table
+        has none.
     """
 
     keys: tf.Tensor
     rows: tf.Tensor
     unique: bool = True
     device: str | None = None
+    counted: str | None = None
+    counts: tf.Tensor | None = None
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which ops run on the device of the rows."""
@@ -67,7 +72,7 @@ def _comes_from_one_lookup(keys: tf.Tensor) -> bool:
     """Whether keys are the unique keys of a lookup op. False if their origin is unknown."""
     if tf.executing_eagerly():
         return False
-    while keys.op.type == "Identity":
+    while keys.op.type in ("Identity", "TspsCountOccurrences"):
         keys = keys.op.inputs[0]
     if keys.op.type == "TspsCacheTake":  # its keys are those of one table
         return bool(keys.value_index == keys.op.get_attr("N"))
@@ -122,21 +127,35 @@ class Update:
 def of_one_rank(gradients: Sequence[SparseGradient]) -> _ops.Merged:
     """Adds the counts that reducing needs: each key occurred in one rank, this one."""
     keys, rows = [gradient.keys for gradient in gradients], [gradient.rows for gradient in gradients]
-    return _ops.Merged(keys, rows, [tf.ones_like(table_keys, dtype=tf.int32) for table_keys in keys])
+    return _ops.Merged(keys, rows, _ops.counts_of(keys, [gradient.counts for gradient in gradients]))
 
 
-def as_gradients(merged: _ops.Merged) -> list[SparseGradient]:
-    """Returns the gradient of each table, without the counts."""
-    return [SparseGradient(keys, rows) for keys, rows in zip(merged.keys, merged.grads, strict=True)]
+def as_gradients(merged: _ops.Merged, of: Sequence[SparseGradient]) -> list[SparseGradient]:
+    """Returns the reduced gradient of each table, with counts for tables that count keys.
+
+    Args:
+      merged: The reduced gradients.
+      of: This rank's gradients of the same tables.
+    """
+    return [
+        SparseGradient(keys, rows, counted=gradient.counted, counts=None if gradient.counted is None else counts)
+        for keys, rows, counts, gradient in zip(*merged, of, strict=True)
+    ]
 
 
 def unique(gradients: Sequence[SparseGradient]) -> list[SparseGradient]:
-    """Adds up rows with equal keys: a rank counts once for each key, however often its layers looked it up."""
+    """Adds up rows with equal keys: a rank counts once for each key, however often its layers looked it up.
+
+    Takes the counts of tables that count keys, so it is called once in a step.
+    """
     result = list(gradients)
     repeated = [i for i, gradient in enumerate(result) if not gradient.unique]
     if repeated:
         merged = _ops.merge(*of_one_rank([result[i] for i in repeated]), 1, "local")
         for i, keys, rows in zip(repeated, merged.keys, merged.grads, strict=True):
             rows.set_shape([None, result[i].rows.shape[1]])
-            result[i] = SparseGradient(keys, rows)
+            result[i] = dataclasses.replace(result[i], keys=keys, rows=rows, unique=True)
+    for i, gradient in enumerate(result):
+        if gradient.counted is not None and gradient.counts is None:
+            result[i] = dataclasses.replace(gradient, counts=_ops.take_occurrences(gradient.keys, gradient.counted))
     return result

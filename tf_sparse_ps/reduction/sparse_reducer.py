@@ -62,10 +62,13 @@ class SparseReducer(abc.ABC):
             return cached_step.make(self._job, step, reduced, update)
         job, keys, rows = self._job, [grad.keys for grad in reduced], [grad.rows for grad in reduced]
         args = update.paths, update.uuids, keys, rows, update.hyper, update.optimizer
+        counts = [grad.counts for grad in reduced]
         if len(job.leaders) == 1:
-            return _ops.make_step(job.group_path, step, job.timeout_s, *args, update.digest, operation=name)
+            timeout_s, digest = job.timeout_s, update.digest
+            return _ops.make_step(job.group_path, step, timeout_s, *args, digest, operation=name, counts=counts)
         if job.is_leader:
-            return self._decide(_ops.prepare_step(job.group_path, step, *args, update.voters), name, update)
+            prepared = _ops.prepare_step(job.group_path, step, *args, update.voters, counts=counts)
+            return self._decide(prepared, name, update)
         with tf.control_dependencies(rows):
             return self._decide(tf.constant(list(_ops.NO_OBJECTIONS), tf.uint8), name, update)
 
@@ -80,7 +83,7 @@ class SparseReducer(abc.ABC):
 
 def reduce_over(
     collectives: Collectives,
-    gradients: _ops.Merged,
+    gradients: Sequence[SparseGradient],
     name: str,
     *,
     reduction: str,
@@ -92,7 +95,7 @@ def reduce_over(
 
     Args:
       collectives: The collectives among the senders, which include this process.
-      gradients: This process's gradients, with unique keys and the number of ranks in which each key occurred.
+      gradients: This process's gradients, with unique keys.
       name: The name of the operation.
       reduction: One of `REDUCTIONS`.
       wire: One of `config.placement.WIRES`. This process's own gradients are also rounded to it.
@@ -102,19 +105,19 @@ def reduce_over(
     Returns:
       One gradient per key, bit-identical wherever it is computed. No rows if not `wanted`.
     """
-    if not gradients.keys:
+    if not gradients:
         return []
     if collectives.size == 1 and world_size == 1:  # every reduction is the identity
-        return as_gradients(gradients)
-    (buffers,) = collectives.allgather([_ops.pack(*gradients, wire)], name)
-    dims = [int(rows.shape[1]) for rows in gradients.grads]
+        return list(gradients)
+    (buffers,) = collectives.allgather([_ops.pack(*of_one_rank(gradients), wire)], name)
+    dims = [int(gradient.rows.shape[1]) for gradient in gradients]
     if not wanted:
         with tf.control_dependencies([buffers]):
             return [SparseGradient(tf.zeros([0], tf.int64), tf.zeros([0, dim])) for dim in dims]
-    return as_gradients(_ops.unpack_merge(buffers, world_size, reduction, dims))
+    return as_gradients(_ops.unpack_merge(buffers, world_size, reduction, dims), gradients)
 
 
 def sum_replicated(gradients: Sequence[SparseGradient], collectives: Collectives, name: str) -> list[SparseGradient]:
     """Returns the sum over all ranks of sparse gradients of replicated weights, with unique keys, on every rank."""
-    merged = of_one_rank(unique(gradients))
-    return reduce_over(collectives, merged, name, reduction="sum", wire="float32", world_size=collectives.size)
+    contributed = unique(gradients)
+    return reduce_over(collectives, contributed, name, reduction="sum", wire="float32", world_size=collectives.size)

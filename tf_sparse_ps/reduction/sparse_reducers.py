@@ -10,7 +10,7 @@ from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.reduction import node_exchange
-from tf_sparse_ps.reduction.sparse_gradient import SparseGradient, Update, as_gradients, of_one_rank, unique
+from tf_sparse_ps.reduction.sparse_gradient import SparseGradient, Update, as_gradients, unique
 from tf_sparse_ps.reduction.sparse_reducer import SparseReducer, reduce_over
 
 TOPOLOGIES = ("hierarchical", "flat")
@@ -30,7 +30,7 @@ class FlatReducer(SparseReducer):
             return unique(gradients)
         return reduce_over(
             self._job.collectives,
-            of_one_rank(unique(gradients)),
+            unique(gradients),
             name,
             reduction=self._reduction,
             wire=self._wire,
@@ -64,6 +64,7 @@ class NodeReducer(SparseReducer):
             update.digest,
             reduction=self._reduction,
             operation=name,
+            counts=[grad.counts for grad in contributed],
         )
 
     def reduce(self, gradients: Sequence[SparseGradient], name: str, step: tf.Tensor) -> list[SparseGradient]:
@@ -78,10 +79,11 @@ class NodeReducer(SparseReducer):
             self._job.timeout_s,
             reduction=self._reduction,
             operation=name,
+            counts=[grad.counts for grad in contributed],
         )
         for rows, grad in zip(merged.grads, contributed, strict=True):
             rows.set_shape([None, grad.rows.shape[1]])
-        return as_gradients(merged)
+        return as_gradients(merged, contributed)
 
 
 class HierarchicalReducer(SparseReducer):
@@ -124,7 +126,7 @@ class HierarchicalReducer(SparseReducer):
         """See `SparseReducer.reduce`."""
         with tf.control_dependencies([self.run_rounds(gradients, name, step)]):
             reduced = _ops.ring_collect(self._job.group_path, [int(grad.rows.shape[1]) for grad in gradients])
-        return as_gradients(reduced)
+        return as_gradients(reduced, gradients)
 
     @property
     def _owners(self) -> int:
@@ -139,7 +141,8 @@ class HierarchicalReducer(SparseReducer):
         """Runs the rounds of `reduce`, after which the leader has all gradients. Returns their number, int64."""
         job, contributed = self._job, unique(gradients)
         keys, rows = [grad.keys for grad in contributed], [grad.rows for grad in contributed]
-        dims = [int(grad.shape[1]) for grad in rows]
+        counts = [grad.counts for grad in contributed]
+        dims = [int(grad.rows.shape[1]) + (grad.counts is not None) for grad in contributed]
         needed = _ops.ring_rounds(keys, dims, self._exchange.window(self._owners), job.collectives.local_size)
         rounds = tf.reduce_max(job.collectives.allgather([needed], f"{name}.rounds")[0])
 
@@ -157,6 +160,7 @@ class HierarchicalReducer(SparseReducer):
                 operation=name,
                 wire=self._wire,
                 owners=self._owners,
+                counts=counts,
             )
 
         def run_round(

@@ -68,6 +68,11 @@ class DelayedGlobal(DelayedOptions, Schedule):
         return "its updates come batches later than the lookups, when their rows may be evicted."
 
     @property
+    def refuses_admission(self) -> str | None:
+        """See `Schedule.refuses_admission`."""
+        return "its updates come batches later than the lookups whose ids are counted."
+
+    @property
     def refuses_sharded(self) -> str | None:
         """See `Schedule.refuses_sharded`."""
         return "its ranks may be at different steps, and lookups of such tables need all ranks at one step."

@@ -58,6 +58,11 @@ class Schedule(abc.ABC):
         return None
 
     @property
+    def refuses_admission(self) -> str | None:
+        """The reason why the schedule cannot train tables that admit keys; None if it can."""
+        return None
+
+    @property
     def refuses_sharded(self) -> str | None:
         """The reason why the schedule cannot train tables that are spread over machines; None if it can."""
         return None

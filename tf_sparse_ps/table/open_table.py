@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import warnings
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps.config.admission import SKETCH, Admission
+from tf_sparse_ps.config.admission import Admission
 from tf_sparse_ps.config.table_config import TableConfig
-from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError
+from tf_sparse_ps.errors import InvalidArgumentError, StateError
 from tf_sparse_ps.table import newer_rows
 from tf_sparse_ps.table.arrays import Keys, as_keys
 from tf_sparse_ps.table.shards import Shard
@@ -79,51 +78,18 @@ class OpenTable:
 
     def _set_policies(self) -> None:
         """Lets this process's steps admit keys and evict rows as the configuration says."""
-        if (admission := self.config.admission) is not None:
-            sketch = self._sketch()
-            if sketch is not None and not self._fits(sketch, admission):
-                self._group_as_it_is.remove_table(sketch)
-                warnings.warn(
-                    f"table {self.path} has another admission than before. Keys without a row are counted from 0 again",
-                    stacklevel=4,
-                )
-                sketch = None
-            if sketch is None:
-                keys, count = admission.expected_keys, admission.count
-                sketch = self._group_as_it_is.create_sketch(self.config.name + SKETCH, self._sketch_uuid(), keys, count)
-            self._group_as_it_is.set_admission(self._index, admission.count, admission.half_life, sketch)
         nodes = 1 if self.shard is None else self.shard.nodes
+        if (admission := self.config.admission) is not None:
+            numbers = admission.for_core(nodes)
+            if self._group_as_it_is.set_admission(self._index, *numbers):
+                warnings.warn(admission.forgotten(self.path), stacklevel=4)
         order, numbers, keep = self.config.eviction_for_core(nodes)
         if order:
             self._group_as_it_is.set_eviction(self._index, order, *numbers, np.array(keep, np.int64))
 
-    def _sketch_uuid(self) -> str:
-        return hashlib.blake2b(f"sketch {self.uuid}".encode(), digest_size=16).hexdigest()
-
-    def _sketch(self) -> int | None:
-        """Returns the number of the table that counts keys without a row, or None.
-
-        Raises:
-          StateError: A table of another origin has its name.
-        """
-        group, name = self._group_as_it_is, self.config.name + SKETCH
-        try:
-            sketch = int(group.find_table(name))
-        except NotFoundError:
-            return None
-        if group.table_info(sketch)["uuid"] != self._sketch_uuid():
-            raise StateError(
-                f"table {self.path} needs the name {name!r} for the table of its counts, and another table has it"
-            )
-        return sketch
-
-    def _fits(self, sketch: int, admission: Admission) -> bool:
-        info = self._group_as_it_is.table_info(sketch)
-        lines, plane = self._group_as_it_is.sketch_form(admission.expected_keys, admission.count)
-        return (info["key_limit"], info["metadata"][-1]["name"]) == (lines, plane)
-
-    def _sketch_fill(self, admission: Admission) -> tuple[float | None, float | None]:
-        sketch = self._sketch()
+    def sketch_fill(self, admission: Admission) -> tuple[float | None, float | None]:
+        """Returns `sketch_fill` and `sketch_error` as `Table.stats` describes them."""
+        sketch = self._group_as_it_is.sketch_of(self._index)
         if sketch is None:
             return None, None
         fill, error = self._group_as_it_is.sketch_fill(self._index, sketch, admission.count, admission.half_life)

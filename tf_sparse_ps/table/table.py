@@ -314,7 +314,7 @@ class Table(ParameterFiles):
             "counters": group.counters(),
         }
         if self.config.admission is not None:
-            stats["sketch_fill"], stats["sketch_error"] = self._sketch_fill(self.config.admission)
+            stats["sketch_fill"], stats["sketch_error"] = self.sketch_fill(self.config.admission)
         return stats
 
     def _oldest_use_age(self) -> int | None:

@@ -70,11 +70,12 @@ def refuse_unsupported(optimizer: Any, wrapper: Any) -> None:
 
 
 def refuse_tables(schedule: Schedule, tables: Sequence[TableBinding]) -> None:
-    """Raises UnsupportedError, with the reason, if a schedule cannot train a table that evicts or has rows on disk."""
+    """Raises UnsupportedError, with the reason, if a schedule cannot train a table with its options."""
     for table in tables:
         options = {
             f"storage={table.config.storage}": schedule.refuses_tiered if table.config.storage != "memory" else None,
             f"eviction={table.config.eviction}": schedule.refuses_eviction if table.config.eviction else None,
+            f"admission={table.config.admission}": schedule.refuses_admission if table.config.admission else None,
         }
         for option, reason in options.items():
             if reason is not None:

@@ -159,7 +159,8 @@ def _combine_tables(parts: list[list[TableGradient]], n_replicas: int, reduction
     results = []
     for gradient, unique, total in zip(parts[0], merged.keys, merged.grads, strict=True):
         total.set_shape([None, gradient.table.config.dim])
-        results.append(TableGradient(gradient.table, [], SparseGradient(unique, total * factor)))
+        merged_gradient = SparseGradient(unique, total * factor, counted=gradient.table.counted)
+        results.append(TableGradient(gradient.table, [], merged_gradient))
     return results
 
 

@@ -29,6 +29,7 @@ from tf_sparse_ps.training import initial_sync, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
+_ROWS = ("admitted", "evicted_unused", "evicted_excess")
 _STEP_NUMBERS = "_tsps_step_numbers"  # attribute of a graph: the committed steps of the training steps in it
 
 
@@ -98,15 +99,21 @@ class StepBuilder:
             "rows_pulled": 0.0 if pulls is None else float(pulls.looked_up),
             "rows_pulled_before": 0.0 if pulls is None else float(pulls.ahead),
             **self.binding.balance.statistics(),
-            **self._evicted(),
+            **self._of_policies(),
             "dense_bytes_per_step": 0.0 if self._started is None else float(self._started.dense_bytes),
         }
 
-    def _evicted(self) -> dict[str, float]:
-        stats = [table.reader().stats() for table in self.binding.tables if table.config.eviction is not None]
+    def _of_policies(self) -> dict[str, float]:
+        """Returns what the tables' evictions and admissions have done on this machine."""
+        tables = self.binding.tables
+        stats = [table.reader().stats() for table in tables if table.config.eviction or table.config.admission]
+        fills = [table.reader().sketch_fill(table.config.admission) for table in tables if table.config.admission]
         return {
-            f"rows_{name}": float(sum(of_table[name] for of_table in stats))
-            for name in ("evicted_unused", "evicted_excess")
+            **{f"rows_{name}": float(sum(of[name] for of in stats)) for name in _ROWS},
+            "gradients_dropped": float(sum(of["gradients_dropped"] for of in stats)),
+            "oldest_use_age": float(max((of["oldest_use_age"] or 0 for of in stats), default=0)),
+            "sketch_fill": max((fill or 0.0 for fill, _ in fills), default=0.0),
+            "sketch_error": max((error or 0.0 for _, error in fills), default=0.0),
         }
 
     def finish(self) -> None:

@@ -22,17 +22,35 @@ inline uint32_t PartOf(int64_t key, uint32_t parts) {
 // The rows of a table in a contribution. Part p is [starts[p], starts[p + 1]).
 struct Grouped {
   uint32_t* starts;
+  uint32_t* counted;  // whether there are counts
   int64_t* keys;
+  int32_t* counts;  // null: there are none
   float* rows;
 
-  // `n`: the number of rows; null: the area has it, as starts[n_parts].
-  static Grouped Take(ArrayArea& area, size_t n_parts, const size_t* n, size_t dim) {
-    Grouped grouped;
-    grouped.starts = area.Take<uint32_t>(n_parts + 1);
-    const size_t rows = n != nullptr ? *n : grouped.starts[n_parts];
-    grouped.keys = area.Take<int64_t>(rows);
-    grouped.rows = area.Take<float>(rows * dim);
+  // For a writer: of an area for `n` rows.
+  static Grouped Take(ArrayArea& area, size_t n_parts, size_t n, bool counted, size_t dim) {
+    Grouped grouped = TakeHead(area, n_parts);
+    grouped.TakeRows(area, n, counted, dim);
     return grouped;
+  }
+  // For a reader: of an area that was written.
+  static Grouped Take(ArrayArea& area, size_t n_parts, size_t dim) {
+    Grouped grouped = TakeHead(area, n_parts);
+    grouped.TakeRows(area, grouped.starts[n_parts], *grouped.counted != 0, dim);
+    return grouped;
+  }
+
+ private:
+  static Grouped TakeHead(ArrayArea& area, size_t n_parts) {
+    Grouped grouped;
+    grouped.starts = area.Take<uint32_t>(n_parts + 2);
+    grouped.counted = grouped.starts + n_parts + 1;
+    return grouped;
+  }
+  void TakeRows(ArrayArea& area, size_t n, bool with_counts, size_t dim) {
+    keys = area.Take<int64_t>(n);
+    counts = with_counts ? area.Take<int32_t>(n) : nullptr;
+    rows = area.Take<float>(n * dim);
   }
 };
 
@@ -79,7 +97,7 @@ size_t PartOrder::AreaBytes(const std::vector<Contribution>& tables, uint32_t fi
   ArrayArea area(nullptr);
   for (size_t t = 0; t < tables.size(); ++t) {
     const size_t rows = starts_[t][first + n] - starts_[t][first];
-    Grouped::Take(area, n, &rows, tables[t].dim);
+    Grouped::Take(area, n, rows, tables[t].counts != nullptr, tables[t].dim);
   }
   return area.bytes();
 }
@@ -91,16 +109,19 @@ void PartOrder::WriteArea(const std::vector<Contribution>& tables, uint32_t firs
   std::vector<size_t> sizes;
   for (size_t t = 0; t < tables.size(); ++t) {
     sizes.push_back(starts_[t][first + n] - starts_[t][first]);
-    grouped.push_back(Grouped::Take(arrays, n, &sizes.back(), tables[t].dim));
+    const bool counted = tables[t].counts != nullptr;
+    grouped.push_back(Grouped::Take(arrays, n, sizes.back(), counted, tables[t].dim));
   }
   ForEachItem(sizes, executor, [&](size_t t) {
     const size_t dim = tables[t].dim;
     const uint32_t first_row = starts_[t][first];
     for (uint32_t p = 0; p <= n; ++p) grouped[t].starts[p] = starts_[t][first + p] - first_row;
+    *grouped[t].counted = tables[t].counts != nullptr;
     const uint32_t* const order = order_[t].data() + first_row;
     executor.ParallelFor(sizes[t], kCopyGrain, [&](size_t begin, size_t end) {
       for (size_t k = begin; k < end; ++k) {
         grouped[t].keys[k] = tables[t].keys[order[k]];
+        if (grouped[t].counts != nullptr) grouped[t].counts[k] = tables[t].counts[order[k]];
         if (dim == 0) continue;  // only keys
         std::memcpy(grouped[t].rows + k * dim, tables[t].rows + order[k] * dim,
                     dim * sizeof(float));
@@ -118,10 +139,11 @@ void ReadContribution(char* area, uint32_t n_parts, uint32_t part, const uint32_
                       std::vector<std::vector<GradientSet>>* sets) {
   ArrayArea arrays(area);
   for (size_t t = 0; t < sets->size(); ++t) {
-    const Grouped grouped = Grouped::Take(arrays, n_parts, nullptr, dims[t]);
+    const Grouped grouped = Grouped::Take(arrays, n_parts, dims[t]);
     const size_t begin = grouped.starts[part], end = grouped.starts[part + 1];
+    const int32_t* const counts = grouped.counts == nullptr ? nullptr : grouped.counts + begin;
     (*sets)[t].push_back(
-        {grouped.keys + begin, nullptr, grouped.rows + begin * dims[t], end - begin});
+        {grouped.keys + begin, counts, grouped.rows + begin * dims[t], end - begin});
   }
 }
 

@@ -16,8 +16,9 @@ namespace tsps {
 
 // A rank's gradients of one table. Keys are unique.
 struct Contribution {
-  const int64_t* keys;  // int64[n]
-  const float* rows;    // float[n, dim]
+  const int64_t* keys;    // int64[n]
+  const int32_t* counts;  // int32[n], as in core/gradients/key_count.h; null: of this rank alone
+  const float* rows;      // float[n, dim]
   size_t n;
   size_t dim;
 };

@@ -82,7 +82,7 @@ Status NodeExchange::BeginCall(const MergeCall& call, const std::vector<Contribu
   std::vector<size_t> dims;
   for (const Contribution& table : tables) {
     dims.push_back(table.dim);
-    bytes += table.n * RowBytes(table.dim);
+    bytes += table.n * RowBytes(table.dim, table.counts != nullptr);
     counters_.rows_contributed.fetch_add(table.n, std::memory_order_relaxed);
   }
   counters_.bytes_contributed.fetch_add(bytes, std::memory_order_relaxed);

@@ -47,7 +47,7 @@ struct ExchangeCounters {
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> rounds{0};
   std::atomic<uint64_t> rows_contributed{0};   // by this rank
-  std::atomic<uint64_t> bytes_contributed{0};  // keys and gradients of these rows
+  std::atomic<uint64_t> bytes_contributed{0};  // keys, gradients and counts of these rows
   std::atomic<uint64_t> rows_merged{0};        // in this rank's range
   std::atomic<uint64_t> waited_ns{0};          // time of waiting for other ranks
 };
@@ -69,8 +69,10 @@ class NodeExchange {
 
   bool IsLeader() const { return phases_.local_rank() == 0; }
   bool Merges() const { return phases_.has_part(); }
-  // Returns the bytes of a key and its gradient.
-  static size_t RowBytes(size_t dim) { return sizeof(int64_t) + dim * sizeof(float); }
+  // Returns the bytes of a key, its gradient and, if keys have counts, its count.
+  static size_t RowBytes(size_t dim, bool counted = false) {
+    return sizeof(int64_t) + dim * sizeof(float) + (counted ? sizeof(int32_t) : 0);
+  }
   // Returns the number of rounds that a rank needs for a contribution of `bytes`.
   static uint32_t RoundsFor(size_t bytes, size_t window, size_t local_size);
 

@@ -27,7 +27,7 @@
 
 namespace tsps {
 
-constexpr uint32_t kExchangeVersion = 2;
+constexpr uint32_t kExchangeVersion = 3;
 constexpr uint64_t kExchangeMagic = 0x3261727873707374ULL;  // "tspsxra2", little-endian
 
 struct ExchangeHeader {

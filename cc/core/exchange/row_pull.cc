@@ -117,10 +117,10 @@ Status RowPull::Contribute(const std::vector<AskedKeys>& tables, Executor& execu
         asked.places.push_back(place);
       }
     }
-    contributions.push_back({asked.keys.data(), nullptr, asked.keys.size(), 0});
+    contributions.push_back({asked.keys.data(), nullptr, nullptr, asked.keys.size(), 0});
   }
   for (size_t t = 0; options_.here && t < tables.size(); ++t) {
-    contributions.push_back({here[t].data(), nullptr, here[t].size(), 0});
+    contributions.push_back({here[t].data(), nullptr, nullptr, here[t].size(), 0});
   }
   order_ = PartOrder(contributions, static_cast<uint32_t>(phases_.n_parts()), executor);
   return phases_.Contribute(order_, contributions, 0, phases_.Phase(kContributed), executor);

@@ -7,6 +7,7 @@
 
 #include "core/base/simd.h"
 #include "core/gradients/dedupe.h"
+#include "core/gradients/key_count.h"
 #include "core/gradients/row_sums.h"
 
 namespace tsps {
@@ -66,13 +67,11 @@ Status MergeKeys(const std::vector<GradientSet>& sets, Reduction reduction,
   for (size_t s = 0; s < sets.size(); ++s) {
     for (size_t i = 0; i < sets[s].n; ++i) {
       const int32_t count = sets[s].counts == nullptr ? 1 : sets[s].counts[i];
-      int32_t& sum = merged->counts[static_cast<size_t>(spans[s].inverse[i])];
-      if (count < 1 || count > INT32_MAX - sum) {
-        return Error(
-            Code::kInvalidArgument, "counts[", i, "] of key ", sets[s].keys[i],
-            " must be a number of ranks, 1 or more and below 2^31 in sum. Received: ", count);
+      if (!AddCount(count, &merged->counts[static_cast<size_t>(spans[s].inverse[i])])) {
+        return Error(Code::kInvalidArgument, "counts[", i, "] of key ", sets[s].keys[i],
+                     " must have a number of ranks, 1 or more and at most ", kMostRanks,
+                     " in sum, and at most ", kMostOccurrences, " occurrences. Received: ", count);
       }
-      sum += count;
     }
   }
   return Status();
@@ -101,7 +100,7 @@ Status MergeRows(const std::vector<GradientSet>& sets, size_t dim, const MergedG
   if (!by_count && world == 1.0f) return Status();
   executor.ParallelFor(n_keys, kDivideGrain, [&](size_t first_key, size_t last_key) {
     for (size_t k = first_key; k < last_key; ++k) {
-      const float divisor = by_count ? static_cast<float>(merged.counts[k]) : world;
+      const float divisor = by_count ? static_cast<float>(RanksOf(merged.counts[k])) : world;
       // A multiplication by 1 / divisor would round twice. Most keys occur on one rank only.
       if (divisor != 1.0f) DivideRow(dim, divisor, reduced + k * dim);
     }

@@ -27,7 +27,7 @@ Result<Reduction> ReductionFromName(const std::string& name);
 // The gradients of one rank, or of several ranks one after another.
 struct GradientSet {
   const int64_t* keys;    // int64[n]
-  const int32_t* counts;  // int32[n]: the number of ranks with each key; null: all 1
+  const int32_t* counts;  // int32[n], as in key_count.h; null: each key is of one rank
   const float* rows;      // float[n, dim]
   size_t n;
 };
@@ -40,7 +40,7 @@ struct TableSets {
 
 struct MergedGradients {
   std::vector<int64_t> keys;     // unique; their order depends on the input keys only
-  std::vector<int32_t> counts;   // the number of ranks with each key
+  std::vector<int32_t> counts;   // as in key_count.h
   std::vector<int32_t> inverse;  // the position in `keys` of each row of all sets, set after set
 };
 

@@ -278,6 +278,18 @@ Result<int> Group::FindTable(const std::string& name) {
   return number;
 }
 
+Result<std::optional<int>> Group::SketchOf(int table) {
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<const TableConfig> config, Config(table));
+  const std::string name = SketchName(config->name);
+  const auto found = FindTable(name);
+  if (found.status().code() == Code::kNotFound) return std::optional<int>();
+  TSPS_RETURN_IF_ERROR(found.status());
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<const TableConfig> sketch, Config(*found));
+  if (sketch->uuid == SketchUuid(config->uuid)) return std::optional<int>(*found);
+  return Error(Code::kFailedPrecondition, "table ", path_, "/", config->name, " needs the name '",
+               name, "' for the table of its counts, and another table has it");
+}
+
 // Checks the table outside of Read(): checks of many tables take longer than the writer pauses
 // between mutations.
 Status Group::CheckTable(int table) {

@@ -154,6 +154,9 @@ class Group {
   Result<std::vector<int>> Tables();
   // Returns the number of the table of this name.
   Result<int> FindTable(const std::string& name);
+  // Returns the number of the table that has a table's sketch (admission_policy.h), if there is
+  // one. FailedPrecondition: another table has its name.
+  Result<std::optional<int>> SketchOf(int table);
   // Returns the configuration of a table.
   Result<std::shared_ptr<const TableConfig>> Config(int table);
   // Returns FailedPrecondition unless the table's uuid is `uuid` ("" matches any).
@@ -305,9 +308,11 @@ class GroupWriter {
   // Lets the steps of this writer evict rows of a table; null: none. FailedPrecondition: the table
   // does not record the use of its rows, or has rows on disk.
   Status SetEviction(int table, std::shared_ptr<const EvictionPolicy> policy);
-  // Lets the steps of this writer add rows only as a policy says; null: always. `sketch`: a table
-  // with a SketchConfig, which only these steps may write. FailedPrecondition: it is another table.
-  Status SetAdmission(int table, std::shared_ptr<const AdmissionPolicy> policy, int sketch);
+  // Lets the steps of this writer add rows only as a policy says; null: always. Makes the sketch of
+  // the table, if it has none. A sketch of another form is replaced, and without a policy it is
+  // removed. Returns whether counts were lost by that. FailedPrecondition: the group has another
+  // table of the sketch's name.
+  Result<bool> SetAdmission(int table, std::shared_ptr<const AdmissionPolicy> policy);
   // Records the run of the job that this writer belongs to; its seals name it.
   void SetRun(uint64_t run_id);
   // Sets the committed step, after a state was restored or imported.

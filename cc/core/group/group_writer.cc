@@ -220,6 +220,8 @@ Status GroupWriter::RemoveTable(int table) {
   Group::Impl& group = *group_.impl_;
   TableFiles& files = *group.files(place);
   const std::string folder = files.folder();
+  const auto sketch = group_.SketchOf(table);
+  if (sketch.ok() && sketch->has_value()) TSPS_RETURN_IF_ERROR(RemoveTable(**sketch));
   impl_->reserver.Cancel(files.Mappings());
   Mutation mutation(*group_.impl_, *impl_);
   State& next = mutation.next();

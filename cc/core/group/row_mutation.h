@@ -104,6 +104,10 @@ class RowMutation {
   Status Admit(RowPlan& plan);
   // Keeps the fresh keys for which `keep` is not 0.
   static void KeepFresh(const std::vector<uint8_t>& keep, RowPlan* plan);
+  // Returns the seed of a sketch, whose table has this place.
+  uint64_t SketchSeed(int place) const {
+    return mutation_.next().tables[static_cast<size_t>(place)].index_seed;
+  }
   // Reads lines of a sketch. Lines without a row have no counts.
   Status ReadLines(int place, const std::vector<int64_t>& keys, std::vector<SketchLine>* lines);
   // Plans the writes of all counts.

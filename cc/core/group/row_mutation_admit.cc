@@ -53,8 +53,8 @@ Status RowMutation::Admit(RowPlan& plan) {
   if (memory.admission == nullptr || !step_.has_value() || plan.n_updates() == 0) return Status();
   const AdmissionPolicy& policy = *memory.admission;
   const int place = static_cast<int>(PlaceOf(memory.sketch));
-  const AdmissionSketch sketch(static_cast<uint64_t>(group_.files(place)->config().key_limit),
-                               policy.count, policy.half_life, StateOf(plan).index_seed);
+  const AdmissionSketch sketch(policy.lines, policy.count, policy.half_life, SketchSeed(place));
+  const uint64_t first_line = group_.files(plan.table)->config().shard.node * policy.lines;
   struct Counted {
     uint64_t line;
     int64_t key;
@@ -68,7 +68,8 @@ Status RowMutation::Admit(RowPlan& plan) {
     const uint32_t i = plan.fresh[k];
     if (i >= plan.n_updates() || plan.moves.Record(k) != nullptr) continue;
     const int64_t key = plan.keys[i];
-    counted.push_back({sketch.LineOf(key), key, occurrences == nullptr ? 1 : occurrences[i], k});
+    counted.push_back(
+        {first_line + sketch.LineOf(key), key, occurrences == nullptr ? 1 : occurrences[i], k});
     keep[k] = 0;
   }
   if (counted.empty()) return Status();

@@ -1,5 +1,6 @@
 // The policies by which a writer's steps add and evict rows.
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/group/group.h"
@@ -25,33 +26,40 @@ Status GroupWriter::SetEviction(int table, std::shared_ptr<const EvictionPolicy>
   return Status();
 }
 
-Status GroupWriter::SetAdmission(int table, std::shared_ptr<const AdmissionPolicy> policy,
-                                 int sketch) {
+Result<bool> GroupWriter::SetAdmission(int table, std::shared_ptr<const AdmissionPolicy> policy) {
   TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
   TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
-  if (policy != nullptr) {
-    if (policy->count < 2 || policy->count > AdmissionSketch::kMostCount ||
-        policy->half_life == 0) {
-      return Error(
-          Code::kInvalidArgument, "admission needs a count of 2 to ", AdmissionSketch::kMostCount,
-          " and a half_life of steps. Received: ", policy->count, " and ", policy->half_life);
-    }
-    TSPS_ASSIGN_OR_RETURN(const int sketch_place, impl_->PlaceOf(group_, sketch));
+  const TableConfig& config = group_.impl_->files(place)->config();
+  if (policy != nullptr && (policy->count < 2 || policy->count > AdmissionSketch::kMostCount ||
+                            policy->half_life == 0 || policy->lines == 0)) {
+    return Error(Code::kInvalidArgument, "admission needs a count of 2 to ",
+                 AdmissionSketch::kMostCount,
+                 ", a half_life of steps and lines. Received: ", policy->count, ", ",
+                 policy->half_life, " and ", policy->lines);
+  }
+  TSPS_ASSIGN_OR_RETURN(std::optional<int> sketch, group_.SketchOf(table));
+  TableMemory& memory = impl_->memory[static_cast<size_t>(place)];
+  memory.admission = nullptr;
+  bool forgotten = false;
+  if (sketch.has_value()) {
+    TSPS_ASSIGN_OR_RETURN(const int sketch_place, impl_->PlaceOf(group_, *sketch));
     TableFiles& files = *group_.impl_->files(sketch_place);
-    TSPS_ASSIGN_OR_RETURN(
-        const PlaneList* const list,
-        files.BoundPlanes(impl_->state.tables[static_cast<size_t>(sketch_place)]));
-    const Plane& last = list->planes.back();
-    if (sketch == table || files.config().key_limit < 1 ||
-        last.name != SketchPlane(policy->count) || last.row_bytes != sizeof(SketchLine)) {
-      return Error(Code::kFailedPrecondition, "table ", files.folder(), " is no sketch for table ",
-                   group_.impl_->files(place)->folder());
+    const TableState& state = impl_->state.tables[static_cast<size_t>(sketch_place)];
+    TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(state));
+    if (policy == nullptr || files.config().key_limit != SketchConfig(config, *policy).key_limit ||
+        list->planes.back().name != SketchPlane(policy->count)) {
+      forgotten = state.rows > 0;
+      TSPS_RETURN_IF_ERROR(RemoveTable(*sketch));
+      sketch.reset();
     }
   }
-  TableMemory& memory = impl_->memory[static_cast<size_t>(place)];
+  if (policy == nullptr) return forgotten;
+  if (!sketch.has_value()) {
+    TSPS_ASSIGN_OR_RETURN(sketch, CreateTable(SketchConfig(config, *policy)));
+  }
   memory.admission = std::move(policy);
-  memory.sketch = sketch;
-  return Status();
+  memory.sketch = *sketch;
+  return forgotten;
 }
 
 }  // namespace tsps

@@ -36,7 +36,7 @@ class AdmissionSketch {
   static uint64_t LinesFor(uint64_t expected_keys, uint32_t count);
 
   // A sketch of `lines` lines, for a table that admits keys at `count`. `half_life`: of counts, in
-  // steps. `seed`: the seed of the table's index.
+  // steps. `seed`: the seed of the index of the sketch's table.
   AdmissionSketch(uint64_t lines, uint32_t count, uint32_t half_life, uint64_t seed)
       : lines_(lines), wide_(IsWide(count)), half_life_(half_life), seed_(~seed) {}
   // Returns whether counts up to `count` need cells of 8 bits, instead of 4.

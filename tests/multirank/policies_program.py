@@ -1,4 +1,4 @@
-"""One rank of the test that tables evict as the simulation does, replicated and sharded, on all nodes alike.
+"""One rank of the test that tables admit and evict as the simulation does, replicated and sharded, on all nodes alike.
 
 Arguments: the number of steps; the folder for results. Each rank simulates the job, and compares its node's tables.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import admission
 import eviction
 import mode_a
 import numpy as np
@@ -21,10 +22,12 @@ from tf_sparse_ps.config.placement import Sharded
 keras = tf.keras
 DIM, BATCH, RATE = 3, 60, 0.25
 START = 0.5
-POLICIES = {
-    "lru": tsps.Eviction(25, max_rows=1500, keep=[1, 2]),
-    "lfu": tsps.Eviction(max_rows=1600, policy="lfu", half_life=9),
-    "old": tsps.Eviction(7),
+POLICIES: dict[str, dict[str, Any]] = {
+    "lru": {"eviction": tsps.Eviction(25, max_rows=1500, keep=[1, 2])},
+    "lfu": {"eviction": tsps.Eviction(max_rows=1600, policy="lfu", half_life=9)},
+    "old": {"eviction": tsps.Eviction(7)},
+    "count": {"admission": tsps.Admission(3, 500, half_life=20)},
+    "both": {"admission": tsps.Admission(2, 1000), "eviction": tsps.Eviction(9, max_rows=600)},
 }
 
 
@@ -44,11 +47,12 @@ def gradients_of(rank: int, step: int) -> np.ndarray:
 class Simulated:
     """One table, as the node of this rank has it."""
 
-    def __init__(self, binding: Any, policy: tsps.Eviction, nodes: list[list[int]]) -> None:
+    def __init__(self, binding: Any, nodes: list[list[int]]) -> None:
         sharded = binding.placement == "sharded"
         self.binding = binding
         self.nodes = nodes
         self.own = (binding.nodes, binding.node) if sharded else None
+        policy = binding.config.eviction or tsps.Eviction(10**6)
         self.evictions = eviction.Evictions(
             int(binding.reader().stats()["index_seed"]),
             policy.unused_steps or 0,
@@ -57,6 +61,14 @@ class Simulated:
             policy.half_life,
             frozenset(policy.keep),
         )
+        self.admissions = None
+        if (wanted := binding.config.admission) is not None:
+            self.admissions = admission.Admissions(
+                int(binding.sketch().stats()["index_seed"]),
+                wanted.count,
+                wanted.half_life,
+                -(-wanted.expected_keys // (binding.nodes if sharded else 1)),
+            )
         self.rows: dict[int, np.ndarray] = {}
         self.rule = mode_a.Rule("adagrad")
 
@@ -71,6 +83,14 @@ class Simulated:
             owners = _table.owners(np.array(list(reduced), np.int64), self.own[0])
             own = {key for key, node in zip(reduced, owners.tolist(), strict=True) if node == self.own[1]}
             reduced = {key: row for key, row in reduced.items() if key in own}
+        if self.admissions is not None:
+            occurrences = {key: 0 for key in reduced if key not in self.rows}
+            for rank in range(this_rank.size()):
+                for key in ids_of(rank, step).tolist():
+                    if key in occurrences:
+                        occurrences[key] += 1
+            dropped = self.admissions.step(step, occurrences)
+            reduced = {key: row for key, row in reduced.items() if key not in dropped}
         for key in self.evictions.step(step, reduced):
             del self.rows[key]
             self.rule.slots.pop(key)
@@ -86,14 +106,18 @@ class Simulated:
         order = np.argsort(block.keys)
         keys = np.array(sorted(self.rows), np.int64)
         np.testing.assert_array_equal(block.keys[order], keys, when)
-        uses = np.array([self.evictions.uses[key] for key in keys.tolist()], np.uint32)
-        np.testing.assert_array_equal(block.metadata["use"][order], uses, when)
+        if "use" in block.metadata:
+            uses = np.array([self.evictions.uses[key] for key in keys.tolist()], np.uint32)
+            np.testing.assert_array_equal(block.metadata["use"][order], uses, when)
         np.testing.assert_array_equal(block.rows[order], np.stack([self.rows[key] for key in keys.tolist()]), when)
         slots = np.stack([self.rule.slots[key][0] for key in keys.tolist()])
         np.testing.assert_array_equal(block.slots[0][order], slots, when)
         stats = table.stats()
         counts = stats["evicted_unused"], stats["evicted_excess"]
         assert counts == (self.evictions.unused, self.evictions.excess), (when, counts)
+        if self.admissions is not None:
+            counts = stats["admitted"], stats["gradients_dropped"]
+            assert counts == (self.admissions.admitted, self.admissions.dropped), (when, counts)
         if self.evictions.max_rows:
             assert len(keys) <= self.evictions.max_rows, when
 
@@ -106,10 +130,10 @@ def main() -> None:
             f"{name}-{placement}",
             DIM,
             initializer=keras.initializers.Constant(START),
-            eviction=policy,
             placement=Sharded() if placement == "sharded" else "replicated",
+            **policies,
         )
-        for name, policy in POLICIES.items()
+        for name, policies in POLICIES.items()
         for placement in ("replicated", "sharded")
     }
     layers = {name: tsps.Embedding(None, DIM, table=config) for name, config in configs.items()}
@@ -127,10 +151,7 @@ def main() -> None:
     nodes: dict[int, list[int]] = {}
     for rank, node in enumerate(collectives.allgather_object(collectives.cross_rank, "test.nodes")):
         nodes.setdefault(node, []).append(rank)
-    simulated = {
-        name: Simulated(layer.bindings[0], POLICIES[name.split("-")[0]], list(nodes.values()))
-        for name, layer in layers.items()
-    }
+    simulated = {name: Simulated(layer.bindings[0], list(nodes.values())) for name, layer in layers.items()}
     for step in range(1, steps + 1):
         rank = this_rank.rank()
         train(tf.constant(ids_of(rank, step)), tf.constant(gradients_of(rank, step)))
@@ -141,7 +162,9 @@ def main() -> None:
         if step % 10 == 0 or step == steps:
             collectives.barrier(f"test.compared.{step}")  # otherwise another rank makes the next step meanwhile
     for name, table in simulated.items():
-        assert table.evictions.unused + table.evictions.excess > 500, name
+        evicted, admissions = table.evictions.unused + table.evictions.excess, table.admissions
+        assert evicted > (500 if admissions is None else 100) or table.binding.config.eviction is None, name
+        assert admissions is None or min(admissions.admitted, admissions.dropped) > 100, name
     print(f"rank {this_rank.rank()} agrees", flush=True)
 
 
