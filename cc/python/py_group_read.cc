@@ -161,6 +161,8 @@ py::tuple PyGroup::SketchFill(int table, int sketch, uint32_t count, uint32_t ha
 }
 
 py::object PyGroup::OldestUse(int table) {
+  // Only the writer may read the uses of rows on disk, which are older than those in memory.
+  if (Config(table)->storage.tiered()) return py::none();
   std::optional<uint32_t> oldest;
   uint64_t step = 0;
   ThrowIfError(Read([&](const ReadView& view) {

@@ -15,6 +15,7 @@ struct Case {
   const char* name;
   uint32_t count, half_life;
   uint64_t lines, max_rows;
+  uint64_t in_memory = 0;  // rows of a tiered table; 0: all
 };
 
 EvictionPolicy EvictionOf(const Case& c) {
@@ -40,7 +41,7 @@ class AdmissionModelTest : public AdmissionTest, public ::testing::WithParamInte
 TEST_P(AdmissionModelTest, EveryStateIsThatOfTheModel) {
   const AdmissionPolicy policy = {GetParam().count, GetParam().half_life, GetParam().lines};
   const EvictionPolicy eviction = EvictionOf(GetParam());
-  const int table = AddEvicting(eviction);
+  const int table = AddEvicting(eviction, GetParam().in_memory);
   SetAdmission(table, policy);
   Model model(eviction, StatsOf(table).index_seed);
   model.SetAdmission(policy, SketchSeed(table));
@@ -71,13 +72,13 @@ TEST_P(AdmissionModelTest, EveryStateIsThatOfTheModel) {
   EXPECT_GT(model.dropped(), 100u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, AdmissionModelTest,
-                         ::testing::Values(Case{"three", 3, 1000, 500, 0},
-                                           Case{"small_sketch", 4, 10, 3, 0},
-                                           Case{"wide_cells", 20, 50, 300, 0},
-                                           Case{"most_narrow", 15, 50, 300, 0},
-                                           Case{"with_eviction", 2, 30, 200, 1500}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Policies, AdmissionModelTest,
+    ::testing::Values(Case{"three", 3, 1000, 500, 0}, Case{"small_sketch", 4, 10, 3, 0},
+                      Case{"wide_cells", 20, 50, 300, 0}, Case{"most_narrow", 15, 50, 300, 0},
+                      Case{"with_eviction", 2, 30, 200, 1500}, Case{"tiered", 4, 30, 200, 0, 1000},
+                      Case{"tiered_with_eviction", 2, 30, 200, 2500, 1000}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(AdmissionTest, AKeyIsTrainedInTheStepThatAdmitsIt) {
   const int table = AddEvicting(EvictionPolicy());

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
-#include <random>
 #include <set>
 #include <thread>
 #include <vector>
@@ -17,32 +16,12 @@
 namespace tsps {
 namespace {
 
-// Reads all rows of a scan.
-std::map<int64_t, ModelRow> RowsOf(Scan& scan, int table) {
-  constexpr size_t kBlock = 100;
-  const PlaneList& list = scan.Planes(table);
-  std::map<int64_t, ModelRow> rows;
-  std::vector<int64_t> keys(kBlock);
-  std::vector<float> values(kBlock * kDim);
-  std::vector<RowUse> uses(kBlock);
-  char* planes[kMaxPlanes] = {};
-  planes[0] = reinterpret_cast<char*>(values.data());
-  planes[list.metadata(0)] = reinterpret_cast<char*>(uses.data());
-  while (true) {
-    const auto n = scan.Next(table, kBlock, keys.data(), planes);
-    if (!n.ok() || *n == 0) return rows;
-    for (size_t i = 0; i < *n; ++i) {
-      const float* const row = values.data() + i * kDim;
-      rows[keys[i]] = {std::vector<float>(row, row + kDim), uses[i]};
-    }
-  }
-}
-
 struct Case {
   const char* name;
   uint64_t unused_steps, max_rows;
   EvictionPolicy::Order order;
   size_t batch;
+  uint64_t in_memory = 0;  // rows of a tiered table; 0: all
 };
 
 EvictionPolicy PolicyOf(const Case& c) {
@@ -64,9 +43,9 @@ class EvictionModelTest : public EvictionTest, public ::testing::WithParamInterf
 
 TEST_P(EvictionModelTest, EveryStateIsThatOfTheModel) {
   const EvictionPolicy policy = PolicyOf(GetParam());
-  const int table = AddEvicting(policy);
+  const int table = AddEvicting(policy, GetParam().in_memory);
   Model model(policy, StatsOf(table).index_seed);
-  std::mt19937_64 random(99);
+  uint64_t most_on_disk = 0;
   for (uint64_t step = 1; step <= 150; ++step) {
     const std::string when = "step " + std::to_string(step);
     const float g = static_cast<float>(step % 5) - 2;
@@ -75,6 +54,7 @@ TEST_P(EvictionModelTest, EveryStateIsThatOfTheModel) {
     model.Step(step, keys, g);
     Expect(table, model, when);
     if (HasFatalFailure()) return;
+    most_on_disk = std::max(most_on_disk, StatsOf(table).rows_on_disk);
     if (step % 10 == 4) {  // rows of other origin
       const std::vector<int64_t> set = KeysOf(1000 + step, 50);
       const std::vector<float> rows(set.size() * kDim, static_cast<float>(step));
@@ -102,6 +82,7 @@ TEST_P(EvictionModelTest, EveryStateIsThatOfTheModel) {
     }
   }
   ASSERT_TSPS_OK(writer_->Verify());
+  EXPECT_EQ(most_on_disk > 1000, GetParam().in_memory > 0);
   EXPECT_GT(model.unused() + model.excess(), 1000u);
   if (policy.max_rows > 0) {
     EXPECT_LE(model.rows().size(), policy.max_rows);
@@ -114,7 +95,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"lru", 0, 5000, EvictionPolicy::Order::kLeastRecent, 400},
                       Case{"lfu", 0, 5000, EvictionPolicy::Order::kLeastFrequent, 400},
                       Case{"both", 15, 6000, EvictionPolicy::Order::kLeastFrequent, 900},
-                      Case{"tight", 0, 1300, EvictionPolicy::Order::kLeastRecent, 1200}),
+                      Case{"tight", 0, 1300, EvictionPolicy::Order::kLeastRecent, 1200},
+                      Case{"unused_tiered", 25, 0, EvictionPolicy::Order::kLeastRecent, 300, 1000},
+                      Case{"lru_tiered", 0, 5000, EvictionPolicy::Order::kLeastRecent, 400, 1200},
+                      Case{"lfu_tiered", 0, 5000, EvictionPolicy::Order::kLeastFrequent, 400, 1200},
+                      Case{"both_tiered", 15, 6000, EvictionPolicy::Order::kLeastFrequent, 900,
+                           2500}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // Inserts the same keys into two tables, in another order, and returns how they differ after some
@@ -250,6 +236,17 @@ TEST_F(EvictionTest, ATableWithoutUsesRefusesAPolicy) {
   const int table = AddTable("plain", 4);
   const Status status = writer_->SetEviction(table, std::make_shared<EvictionPolicy>());
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+}
+
+TEST_F(EvictionTest, ABoundThatMemoryHasNoPlacesForIsRefused) {
+  const int table = AddEvicting(EvictionPolicy(), 1000);
+  const auto policy = std::make_shared<EvictionPolicy>();
+  policy->max_rows = 12000;
+  ASSERT_TSPS_OK(writer_->SetEviction(table, policy));
+  policy->max_rows = 12001;
+  const Status status = writer_->SetEviction(table, policy);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("allows 12001 rows"), std::string::npos) << status.message();
 }
 
 TEST_F(EvictionTest, IncrementsHaveTheEvictedKeys) {
@@ -431,20 +428,25 @@ TEST_F(EvictionTest, AnEvictionOfAKeyOfTheStepIsFound) {
 }
 
 // A writer is killed in steps that evict. The group then has the state before or after the step.
-class EvictionKillTest : public EvictionTest, public ::testing::WithParamInterface<const char*> {};
+class EvictionKillTest : public EvictionTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // `in_memory`: the rows in memory; 0: all.
+  void KillAt(const char* point, uint64_t in_memory);
+};
 
-TEST_P(EvictionKillTest, EveryKillLeavesAWholeStep) {
+void EvictionKillTest::KillAt(const char* point, uint64_t in_memory) {
   constexpr uint64_t kSteps = 40;
   EvictionPolicy policy;
   policy.max_rows = 2500;
-  policy.unused_steps = 9;
+  policy.unused_steps = in_memory > 0 ? 15 : 9;
   policy.order = EvictionPolicy::Order::kLeastFrequent;
-  const int table = AddEvicting(policy);
+  const int table = AddEvicting(policy, in_memory);
   const uint64_t index_seed = StatsOf(table).index_seed;
   std::vector<std::map<int64_t, ModelRow>> expected(1);
   Model model(policy, index_seed);
+  const size_t batch = in_memory > 0 ? 400 : 700;
   for (uint64_t step = 1; step <= kSteps; ++step) {
-    model.Step(step, KeysOf(step, 700), 1.0f);
+    model.Step(step, KeysOf(step, batch), 1.0f);
     expected.push_back(model.rows());
   }
   writer_.reset();
@@ -458,15 +460,17 @@ TEST_P(EvictionKillTest, EveryKillLeavesAWholeStep) {
     writer_ = std::move(*writer);
     if (!writer_->SetEviction(table, std::make_shared<EvictionPolicy>(policy)).ok()) _exit(12);
     for (uint64_t step = group_->step() + 1; step <= kSteps; ++step) {
-      if (!Train(table, KeysOf(step, 700), 1.0f).ok()) _exit(13);
+      if (!Train(table, KeysOf(step, batch), 1.0f).ok()) _exit(13);
     }
   };
   int kills = 0;
-  for (long n = 3; KilledAt(GetParam(), n, train); n += 1 + n / 2, ++kills) {
-    const std::string when = std::string(GetParam()) + ":" + std::to_string(n);
+  for (long n = 3; KilledAt(point, n, train); n += 1 + n / 2, ++kills) {
+    const std::string when = std::string(point) + ":" + std::to_string(n);
     auto group = Group::Open(dir_ / "g");
     ASSERT_TRUE(group.ok()) << when;
-    ASSERT_EQ(Difference(RowsOf(**group, table), expected[(*group)->step()]), "") << when;
+    if (in_memory == 0) {  // a scan of rows on disk waits for the writer's recovery
+      ASSERT_EQ(Difference(RowsOf(**group, table), expected[(*group)->step()]), "") << when;
+    }
     auto writer = (*group)->OpenWriter();
     ASSERT_TRUE(writer.ok()) << when << ": " << writer.status().message();
     ASSERT_TSPS_OK((*writer)->Verify());
@@ -478,17 +482,32 @@ TEST_P(EvictionKillTest, EveryKillLeavesAWholeStep) {
   EXPECT_EQ(Difference(RowsOf(**group, table), expected[kSteps]), "");
 }
 
+TEST_P(EvictionKillTest, EveryKillLeavesAWholeStep) { KillAt(GetParam(), 0); }
+
+std::string NameOfPoint(const ::testing::TestParamInfo<const char*>& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
 INSTANTIATE_TEST_SUITE_P(Points, EvictionKillTest,
                          ::testing::Values("undo.reserved", "undo.record", "undo.block",
                                            "begin.undo_valid", "begin.odd", "apply.row",
                                            "erase.entry", "commit.insert", "publish.record",
                                            "publish.even", "split.undo", "split.rebuilt",
                                            "reserve.grown"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::replace(name.begin(), name.end(), '.', '_');
-                           return name;
-                         });
+                         NameOfPoint);
+
+// The same with rows on disk.
+class TieredEvictionKillTest : public EvictionKillTest {};
+
+TEST_P(TieredEvictionKillTest, EveryKillLeavesAWholeStep) { KillAt(GetParam(), 1000); }
+
+INSTANTIATE_TEST_SUITE_P(Points, TieredEvictionKillTest,
+                         ::testing::Values("begin.odd", "erase.entry", "publish.record",
+                                           "publish.even", "record_store_entered_one",
+                                           "record_store_dropped_one"),
+                         NameOfPoint);
 
 #endif  // TFSPS_FAULT_POINTS
 

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "core/base/hash.h"
+#include "core/group/scan.h"
+#include "core/table/memory_plan.h"
 #include "core/table/row_use.h"
 #include "tests/group_fixture.h"
 
@@ -212,8 +214,36 @@ inline std::map<int64_t, ModelRow> RowsOf(const ReadView& view, int table) {
   return rows;
 }
 
+// Reads all rows of a scan.
+inline std::map<int64_t, ModelRow> RowsOf(Scan& scan, int table) {
+  constexpr size_t kBlock = 100;
+  const PlaneList& list = scan.Planes(table);
+  std::map<int64_t, ModelRow> rows;
+  std::vector<int64_t> keys(kBlock);
+  std::vector<float> values(kBlock * kDim);
+  std::vector<RowUse> uses(kBlock);
+  char* planes[kMaxPlanes] = {};
+  planes[0] = reinterpret_cast<char*>(values.data());
+  planes[list.metadata(0)] = reinterpret_cast<char*>(uses.data());
+  while (true) {
+    const auto n = scan.Next(table, kBlock, keys.data(), planes);
+    if (!n.ok() || *n == 0) return rows;
+    for (size_t i = 0; i < *n; ++i) {
+      const float* const row = values.data() + i * kDim;
+      rows[keys[i]] = {std::vector<float>(row, row + kDim), uses[i]};
+    }
+  }
+}
+
+// Reads all rows of a table, in memory and on disk.
 inline std::map<int64_t, ModelRow> RowsOf(Group& group, int table) {
   std::map<int64_t, ModelRow> rows;
+  const auto config = group.Config(table);
+  if (config.ok() && (*config)->storage.tiered()) {
+    const auto scan = Scan::Begin(group, {table});
+    EXPECT_TRUE(scan.ok()) << scan.status().message();
+    return scan.ok() ? RowsOf(**scan, table) : rows;
+  }
   const Status status = group.Read([&](const ReadView& view) {
     rows = RowsOf(view, table);
     return Status();
@@ -264,8 +294,18 @@ class TableLifeTest : public GroupTest {
     group_ = *group;
     OpenWriter();
   }
-  int AddEvicting(const EvictionPolicy& policy) {
-    const auto table = writer_->CreateTable(EvictingConfig());
+  // `in_memory`: the number of rows that a tiered table has in memory; 0: all rows are there.
+  int AddEvicting(const EvictionPolicy& policy, uint64_t in_memory = 0) {
+    TableConfig config = EvictingConfig();
+    if (in_memory > 0) {
+      OptimizerConfig adagrad;
+      adagrad.kind = OptimizerKind::kAdagrad;
+      const PlaneList planes = PlanesOf(config, adagrad, 1, 1);
+      config.max_rows = 12000;
+      const uint64_t memory = MemoryFor(in_memory, RowCost(planes), 12000);
+      config.storage = {dir_ / "disk", memory, 128 << 10};
+    }
+    const auto table = writer_->CreateTable(config);
     EXPECT_TRUE(table.ok()) << table.status().message();
     OptimizerConfig sgd;
     sgd.kind = OptimizerKind::kSgd;

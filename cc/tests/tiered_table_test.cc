@@ -107,7 +107,7 @@ class TieredTableTest : public GroupTest {
   // The bytes of memory that kRowsInMemory rows with Adagrad take.
   static uint64_t Memory() {
     const PlaneList planes = PlanesOf(Config("t", 1, {}), Adagrad(), 1, 1);
-    return MemoryFor(kRowsInMemory, RowBytes(planes, planes.planes.size()), 0);
+    return MemoryFor(kRowsInMemory, RowCost(planes), 0);
   }
   int Create(const std::string& name, uint64_t salt, const TieredStorage& storage) {
     const auto table = writer_->CreateTable(Config(name, salt, storage));
@@ -401,7 +401,7 @@ TEST_F(TieredTableTest, ATableThatMemoryHasRoomForHasNothingOnDisk) {
   TableConfig config = Config("whole", 3, {dir_ / "whole", 0});
   config.max_rows = 1000;
   const PlaneList planes = PlanesOf(config, Adagrad(), 1, 1);
-  config.storage.memory = MemoryFor(1000, RowBytes(planes, planes.planes.size()), 1000);
+  config.storage.memory = MemoryFor(1000, RowCost(planes), 1000);
   const auto table = writer_->CreateTable(config);
   ASSERT_TRUE(table.ok()) << table.status().message();
   ASSERT_TSPS_OK(writer_->BindOptimizer(*table, Adagrad(), true));

@@ -388,7 +388,7 @@ VERSIONED_FILES = {
     "tables/group/user/config": (8, 252, "format version 77 (layout ", "reads format version 5 (layout "),
     "tables/group/user/planes.*": (8, 1060, "format version 77 (layout ", "reads format version 5 (layout "),
     "tiered/group/large/records.config": (8, 4028, "records.config version 77", "reads version 1"),
-    "tiered/group/large/records.*/records.directory": (8, 28, "record index version 77", "reads version 1"),
+    "tiered/group/large/records.*/records.directory": (8, 28, "record index version 77", "reads version 2"),
     "tiered/disk/group/large/*/records.0": (8, 76, "record log version 77", "reads version 2"),
 }
 

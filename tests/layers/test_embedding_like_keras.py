@@ -22,7 +22,7 @@ def test_arguments_have_the_order_and_defaults_of_keras():
     assert list(tsps_parameters)[: len(names)] == names
     assert all(tsps_parameters[name].default == keras_parameters[name].default for name in names)
     extra = [name for name, p in tsps_parameters.items() if p.kind is p.KEYWORD_ONLY]
-    assert extra == ["table", "placement", "storage", "cache", "eviction"]
+    assert extra == ["table", "placement", "storage", "cache", "eviction", "admission"]
 
 
 def test_positional_arguments():

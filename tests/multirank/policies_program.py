@@ -1,4 +1,6 @@
-"""One rank of the test that tables admit and evict as the simulation does, replicated and sharded, on all nodes alike.
+"""One rank of the test that tables admit and evict as the simulation does, on all nodes alike.
+
+Tables are replicated and sharded, in memory and with rows on disk.
 
 Arguments: the number of steps; the folder for results. Each rank simulates the job, and compares its node's tables.
 """
@@ -6,6 +8,7 @@ Arguments: the number of steps; the folder for results. Each rank simulates the 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import admission
@@ -28,7 +31,9 @@ POLICIES: dict[str, dict[str, Any]] = {
     "old": {"eviction": tsps.Eviction(7)},
     "count": {"admission": tsps.Admission(3, 500, half_life=20)},
     "both": {"admission": tsps.Admission(2, 1000), "eviction": tsps.Eviction(9, max_rows=600)},
+    "disk": {"admission": tsps.Admission(2, 2000), "eviction": tsps.Eviction(30, max_rows=1600, policy="lfu")},
 }
+MEMORY = 1_745_000  # of a table with rows on disk; 1.5 MiB are buffers
 
 
 def ids_of(rank: int, step: int) -> np.ndarray:
@@ -69,6 +74,7 @@ class Simulated:
                 wanted.half_life,
                 -(-wanted.expected_keys // (binding.nodes if sharded else 1)),
             )
+        self.most_on_disk = 0
         self.rows: dict[int, np.ndarray] = {}
         self.rule = mode_a.Rule("adagrad")
 
@@ -103,6 +109,7 @@ class Simulated:
         table = self.binding.reader()
         with table.scan() as scan:
             block = scan.read()
+        self.most_on_disk = max(self.most_on_disk, table.stats()["rows_on_disk"])
         order = np.argsort(block.keys)
         keys = np.array(sorted(self.rows), np.int64)
         np.testing.assert_array_equal(block.keys[order], keys, when)
@@ -125,12 +132,14 @@ class Simulated:
 def main() -> None:
     collectives = this_rank.init()
     steps = int(sys.argv[1])
+    disk = Path(sys.argv[2]) / "disk"
     configs = {
         f"{name}-{placement}": tsps.TableConfig(
             f"{name}-{placement}",
             DIM,
             initializer=keras.initializers.Constant(START),
             placement=Sharded() if placement == "sharded" else "replicated",
+            storage=tsps.Tiered(disk, memory=MEMORY) if name == "disk" else "memory",
             **policies,
         )
         for name, policies in POLICIES.items()
@@ -164,6 +173,7 @@ def main() -> None:
     for name, table in simulated.items():
         evicted, admissions = table.evictions.unused + table.evictions.excess, table.admissions
         assert evicted > (500 if admissions is None else 100) or table.binding.config.eviction is None, name
+        assert (table.most_on_disk > 100) == name.startswith("disk"), (name, table.most_on_disk)
         assert admissions is None or min(admissions.admitted, admissions.dropped) > 100, name
     print(f"rank {this_rank.rank()} agrees", flush=True)
 

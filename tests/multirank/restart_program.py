@@ -89,11 +89,18 @@ def make_model(options: Options) -> Any:
     storage: Any = tsps.Tiered(options.tiered, memory=options.memory) if options.tiered else "memory"
     # A batch has at most 48 keys. "lru" gives the same bits as no cache.
     cache = tsps.DeviceCache(rows=90, policy="lru") if options.cached else None
-    users = tsps.TableConfig(
-        "users", 4, initializer="uniform", seed=3, placement=placement, storage=storage, cache=cache
-    )
     evicts = not options.schedule.startswith("Delayed")  # the same rows after a restart
     eviction = tsps.Eviction(4, max_rows=280, policy="lfu", half_life=3, keep=[0, 7]) if evicts else None
+    users = tsps.TableConfig(
+        "users",
+        4,
+        initializer="uniform",
+        seed=3,
+        placement=placement,
+        storage=storage,
+        cache=cache,
+        eviction=tsps.Eviction(6, max_rows=330) if options.tiered and evicts else None,
+    )
     # Two jobs draw other seeds of hashes, so the sketch is large: no key is taken for another.
     admission = tsps.Admission(2, 1_000_000, half_life=6) if evicts else None
     items = tsps.TableConfig(

@@ -131,6 +131,18 @@ def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole
             np.testing.assert_array_equal(restored[name], first[name], err_msg=name)
 
 
+@pytest.mark.nightly
+def test_rows_on_disk_are_evicted_after_a_restart_as_without_one(tmp_path: Path) -> None:
+    jobs = {}
+    for name in ("whole", "broken"):
+        (tmp_path / f"disk-{name}").mkdir()
+        disk = str(tmp_path / f"disk-{name}")
+        jobs[name] = fit_options(tmp_path, name, tiered=disk, memory=1_636_000)  # 1.5 MiB are buffers
+    finish(jobs["whole"], 2)
+    killed(jobs["broken"], 2, {"kill_rank": 0, "kill_at": 6}, {"kill_rank": 1, "kill_at": 14})
+    must_equal(jobs["whole"].results, jobs["broken"].results, 2)
+
+
 def test_the_control_without_the_tables_is_refused_and_without_the_check_differs(
     tmp_path: Path, shared_memory: str, whole: Whole
 ) -> None:

@@ -16,7 +16,14 @@ _RECORD_FILE = (
     (68, 72, "crc"),
 )
 _CONFIG = ((0, 8, "magic"), (8, 16, "version"), (16, 48, "uuid"), (48, 56, "memory"), (56, 4024, "path"))
-_DIRECTORY = ((0, 16, "magic"), (16, 24, "seed"), (28, 32, "crc"), (32, 36, "depth"), (36, 40, "segments"))
+_DIRECTORY = (
+    (0, 12, "magic"),
+    (12, 16, "uses"),
+    (16, 24, "seed"),
+    (28, 32, "crc"),
+    (32, 36, "depth"),
+    (36, 40, "segments"),
+)
 _SEGMENT_HEAD = ((0, 4, "moves"), (8, 88, "state 0"), (88, 168, "state 1"))
 _PAGE_PARTS = ((0, 4 * _ENTRIES, "place"), (4 * _ENTRIES, 9 * _ENTRIES, "tag"))
 _MOVES = ((0, 4, "number"), (4, 8, "in progress"), (8, 24, "counts"), (24, 56, "state"))
@@ -46,6 +53,8 @@ def field_of(file: str, offset: int) -> str:
         return _named(_SEGMENT_HEAD, offset % _SEGMENT)
     if name == "records.pages":
         return _named(_PAGE_PARTS, offset % _PAGE)
+    if name == "records.uses":
+        return "key" if offset % 16 < 8 else "use"
     return "cached record" if name == "records.cache" else "announced step"
 
 

@@ -150,10 +150,6 @@ class TableConfig:
             )
 
     def _check_eviction(self, eviction: Eviction, initializer: initializers.Resolved) -> None:
-        if isinstance(self.storage, tiered.Tiered):
-            raise UnsupportedError(
-                f"table {self.name!r}: a table with rows on disk cannot evict yet. Leave out `eviction` or `storage`"
-            )
         if self.cache is not None:
             raise UnsupportedError(
                 f"table {self.name!r}: a table with a device cache cannot evict: rows that the device trains have "

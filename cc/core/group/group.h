@@ -306,7 +306,7 @@ class GroupWriter {
   // written from then on. Any number of consumers may use generations.
   Result<uint32_t> MarkChanges();
   // Lets the steps of this writer evict rows of a table; null: none. FailedPrecondition: the table
-  // does not record the use of its rows, or has rows on disk.
+  // does not record the use of its rows. InvalidArgument: its memory has no places for so many.
   Status SetEviction(int table, std::shared_ptr<const EvictionPolicy> policy);
   // Lets the steps of this writer add rows only as a policy says; null: always. Makes the sketch of
   // the table, if it has none. A sketch of another form is replaced, and without a policy it is

@@ -1,6 +1,7 @@
 // Chooses the rows that a step evicts (eviction_policy.h).
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <unordered_set>
 #include <vector>
 
@@ -17,8 +18,10 @@ constexpr uint64_t kStride = 0x9E3779B97F4A7C15u;
 
 struct Candidate {
   uint64_t hash;
-  ErasedEntry entry;
-  uint64_t rank;  // the candidates with the lowest ranks are evicted first
+  ErasedEntry entry;  // of a row in memory
+  uint32_t place;     // of a row on disk; kNoRecord: the row is in memory
+  RecordUse on_disk;  // its key and use
+  uint64_t rank;      // the candidates with the lowest ranks are evicted first
 
   uint32_t row() const { return entry.row_plus_one - 1; }
 };
@@ -71,14 +74,18 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
   const TableState& state = StateOf(plan);
   TSPS_ASSIGN_OR_RETURN(const PlaneList* const list, files.BoundPlanes(state));
   const TableMemory& memory = writer_.memory[static_cast<size_t>(plan.table)];
+  const RecordStore* const store = plan.moves.store;
   const uint32_t now = UseStep(*step_);
-  const uint64_t rows = state.live + plan.fresh.size() - plan.n_erased();
+  // Rows on disk are chosen by what the index of records has in memory.
+  const uint64_t live = state.live + (store == nullptr ? 0 : store->rows());
+  const uint64_t n_new = plan.fresh.size() - plan.moves.n_fetched();
+  const uint64_t rows = live + n_new - plan.n_erased();
   const uint64_t excess = policy->max_rows > 0 ? rows - std::min(rows, policy->max_rows) : 0;
   if (excess > 0 && plan.existing.size() + plan.fresh.size() > policy->max_rows) {
     return TooFewToEvict(plan, *policy);
   }
   // A table exceeds its bound if the bound was lowered. It then gets smaller step by step.
-  const uint64_t wanted = std::min(excess, plan.fresh.size() + EvictionPolicy::kRowsPerStep);
+  const uint64_t wanted = std::min(excess, n_new + EvictionPolicy::kRowsPerStep);
   const auto check = [&](uint32_t number) {
     return writer_.CheckSegmentOnce(files, plan.table, number, Checked::kEntries);
   };
@@ -90,35 +97,52 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
            (erased.empty() || erased.count(row) == 0);
   };
   std::vector<Candidate> candidates, victims;
+  std::vector<uint32_t> fetched;  // the places of rows on disk that the step changes
+  for (const uint32_t place : plan.moves.places) {
+    if (place != kNoRecord) fetched.push_back(place);
+  }
+  std::sort(fetched.begin(), fetched.end());
+  const auto add_record = [&](uint64_t hash, uint32_t place, const RecordUse& use) {
+    if (std::binary_search(fetched.begin(), fetched.end(), place)) return;
+    if (!policy->keep.empty() && policy->keep.count(use.key) != 0) return;
+    candidates.push_back({hash, {}, place, use, 0});
+  };
   // Few rows that may be evicted are found if the step changes most of the table.
   for (uint64_t n = std::max(EvictionPolicy::kRowsPerStep, EvictionPolicy::kRowsPerExcess * wanted);
        ; n *= 4) {
     candidates.clear();
     victims.clear();
-    TSPS_RETURN_IF_ERROR(ForEachKey(files, state, *step_ * kStride, SpanOf(n, state.live), check,
-                                    [&](uint64_t hash, uint32_t number, uint32_t i) {
-                                      const Entry& entry = files.segment(number)->entries[i];
-                                      if (may_go(entry))
-                                        candidates.push_back(
-                                            {hash, {number, i, entry.row_plus_one}, 0});
-                                    }));
+    const uint64_t begin = *step_ * kStride, span = SpanOf(n, live);
+    TSPS_RETURN_IF_ERROR(ForEachKey(
+        files, state, begin, span, check, [&](uint64_t hash, uint32_t number, uint32_t i) {
+          const Entry& entry = files.segment(number)->entries[i];
+          if (!may_go(entry)) return;
+          candidates.push_back({hash, {number, i, entry.row_plus_one}, kNoRecord, {}, 0});
+        }));
+    if (store != nullptr) store->ForEachUse(begin, span, add_record);
     const RowUse* const uses = list->uses();
     size_t kept = 0;
     for (size_t i = 0; i < candidates.size(); ++i) {
-      PrefetchAhead(i, candidates.size(),
-                    [&](size_t next) { PrefetchLine(&uses[candidates[next].row()]); });
-      const RowUse& use = uses[candidates[i].row()];
+      PrefetchAhead(i, candidates.size(), [&](size_t next) {
+        if (candidates[next].place == kNoRecord) PrefetchLine(&uses[candidates[next].row()]);
+      });
+      RowUse use;
+      if (candidates[i].place == kNoRecord) {
+        use = uses[candidates[i].row()];
+      } else {
+        std::memcpy(&use, &candidates[i].on_disk.use, sizeof(use));
+      }
       const bool unused = policy->unused_steps > 0 && now >= use.step + policy->unused_steps;
       candidates[i].rank = RankOf(use, now, *policy);
       (unused ? victims.emplace_back() : candidates[kept++]) = candidates[i];
     }
     candidates.resize(kept);
-    if (victims.size() + candidates.size() >= wanted || n >= state.live) break;
+    if (victims.size() + candidates.size() >= wanted || n >= live) break;
   }
   plan.n_unused = victims.size();
   plan.n_excess = wanted - std::min<uint64_t>(wanted, victims.size());
   if (plan.n_excess > candidates.size()) {
-    if (state.live <= policy->max_rows) return TooFewToEvict(plan, *policy);
+    if (live <= policy->max_rows) return TooFewToEvict(plan, *policy);
     plan.n_excess = candidates.size();
   }
   const auto end = candidates.begin() + static_cast<ptrdiff_t>(plan.n_excess);
@@ -132,6 +156,12 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
   std::sort(victims.begin(), victims.end(),
             [](const auto& a, const auto& b) { return a.hash < b.hash; });
   for (const Candidate& victim : victims) {
+    if (victim.place != kNoRecord) {
+      plan.erase_keys.push_back(victim.on_disk.key);
+      plan.moves.erased.push_back(victim.on_disk.key);
+      plan.moves.erased_places.push_back(victim.place);
+      continue;
+    }
     const int64_t key = files.segment(victim.entry.segment)->entries[victim.entry.entry].key;
     TSPS_RETURN_IF_ERROR(CheckKeyOfRow(files, *list, key, victim.row()));
     plan.erase_keys.push_back(key);

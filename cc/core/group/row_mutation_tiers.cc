@@ -83,18 +83,20 @@ Status RowMutation::MakeSpace(RowPlan& plan) {
 
   const size_t n_fresh = plan.fresh.size();
   if (kept.size() + n_fresh > capacity.rows) {
-    const uint64_t row_bytes = RowBytes(*list, list->planes.size());
     return Error(Code::kResourceExhausted, "table ", config.name, ": a change of ",
                  kept.size() + n_fresh, " rows at once, and memory of ", config.storage.memory,
                  " bytes has room for ", capacity.rows, "; two such changes take ",
-                 MemoryFor(2 * (kept.size() + n_fresh), row_bytes, MostRows(config)), " bytes");
+                 MemoryFor(2 * (kept.size() + n_fresh), RowCost(*list), MostRows(config)),
+                 " bytes");
   }
-  const uint64_t all = StateOf(plan).live + moves.store->rows() + n_fresh - moves.n_fetched();
+  const uint64_t all =
+      StateOf(plan).live + moves.store->rows() + n_fresh - moves.n_fetched() - plan.n_erased();
   if (all > capacity.rows_in_all && n_fresh > moves.n_fetched()) {
     return Error(Code::kResourceExhausted, "table ", config.name, " would have ", all,
                  " rows, and memory of ", config.storage.memory,
                  " bytes has space for the places of ", capacity.rows_in_all,
-                 " rows, in memory and on disk. A million places take 55 MiB");
+                 " rows, in memory and on disk. A million places take ",
+                 list->records_use() ? 78 : 55, " MiB");
   }
   const uint64_t free = capacity.rows - std::min(capacity.rows, StateOf(plan).live);
   if (n_fresh > free) TSPS_RETURN_IF_ERROR(DemoteFirst(plan, n_fresh - free + n_fresh / 4, kept));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/table/planes.h"
 #include "core/table/table_config.h"
 
 namespace tsps {
@@ -14,12 +15,20 @@ struct MemoryPlan {
   uint64_t rows_in_all = 0;  // all rows whose places on disk fit into memory
   uint64_t cache_bytes = 0;  // for records that were read or are staged
 };
-// Returns how the memory of a storage is divided, for rows of `row_bytes` in all planes.
-// `most_rows` is the most that the table can have; 0: any number, and then a quarter of the memory
-// is reserved for the places of rows on disk.
-MemoryPlan PlanMemory(const TieredStorage& storage, uint64_t row_bytes, uint64_t most_rows);
+// What a row takes: its bytes in all planes, and whether a row on disk keeps its use in memory.
+struct RowCost {
+  RowCost(uint64_t row_bytes, bool with_use = false) : bytes(row_bytes), has_use(with_use) {}
+  explicit RowCost(const PlaneList& list);
+
+  uint64_t bytes;
+  bool has_use;
+};
+// Returns how the memory of a storage is divided. `most_rows` is the most that the table can have;
+// 0: any number, and then a quarter of the memory or, with uses, a half is reserved for the places
+// of rows on disk.
+MemoryPlan PlanMemory(const TieredStorage& storage, const RowCost& row, uint64_t most_rows);
 // Returns the least memory that can hold `rows` rows.
-uint64_t MemoryFor(uint64_t rows, uint64_t row_bytes, uint64_t most_rows);
+uint64_t MemoryFor(uint64_t rows, const RowCost& row, uint64_t most_rows);
 // Returns the bytes of a file of records: a sixteenth of the memory, from 1 to 64 MiB, unless the
 // storage says another number.
 uint64_t FileBytes(const TieredStorage& storage);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "core/base/prefetch.h"
 #include "core/table/planes.h"
@@ -20,6 +21,14 @@ class RowRecords {
   }
 
   size_t bytes() const { return bytes_; }
+  // Returns where a record has the use of its row, if it has one.
+  std::optional<size_t> UseOffset() const {
+    std::optional<size_t> offset;
+    ForEach([&](const Plane& plane, size_t at) {
+      if (plane.role == PlaneRole::kUse) offset = at;
+    });
+    return offset;
+  }
   int64_t KeyOf(uint32_t row) const { return list_.keys()[row]; }
 
   // Prefetches a row before Copy or Put.

@@ -137,8 +137,7 @@ bool TableFiles::IsLeftover(const std::string& folder) {
 size_t TableFiles::RoomRows() const {
   if (config_->storage.tiered()) {  // the most, which it has without slots
     const PlaneList planes = PlanesOf(*config_, OptimizerConfig(), 1, 1);
-    return PlanMemory(config_->storage, RowBytes(planes, planes.planes.size()), MostRows(*config_))
-        .rows;
+    return PlanMemory(config_->storage, RowCost(planes), MostRows(*config_)).rows;
   }
   const uint64_t most = MostRows(*config_);
   size_t rows = 2 * std::min<size_t>(most == 0 ? kMaxRowNumber : most, kMaxRowNumber);

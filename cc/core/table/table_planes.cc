@@ -184,7 +184,7 @@ Result<RecordStore*> TableFiles::Records(const TableState& state) {
 }
 
 MemoryPlan TableFiles::PlanOf(const PlaneList& list) const {
-  return PlanMemory(config_->storage, RowBytes(list, list.planes.size()), MostRows(*config_));
+  return PlanMemory(config_->storage, RowCost(list), MostRows(*config_));
 }
 
 namespace {

@@ -160,13 +160,13 @@ Status ValidateStorage(const TableConfig& config) {
                  kMaxFolder, " bytes. Received: '", storage.folder, "'");
   }
   const PlaneList planes = PlanesOf(config, OptimizerConfig(), 1, 1);
-  const uint64_t row_bytes = RowBytes(planes, planes.planes.size());
+  const RowCost row(planes);
   const uint64_t most = MostRows(config);
   const uint64_t least = most == 0 ? kLeastRows : std::min(kLeastRows, most);
-  if (PlanMemory(storage, row_bytes, most).rows >= least) return {};
+  if (PlanMemory(storage, row, most).rows >= least) return {};
   return Error(Code::kInvalidArgument, "table ", config.name, ": memory of ", storage.memory,
                " bytes has no room for ", least, " of its rows; that takes ",
-               MemoryFor(least, row_bytes, most), " bytes");
+               MemoryFor(least, row, most), " bytes");
 }
 
 Status CheckDisk(const TableConfig& config, const PlaneList& list) {
@@ -296,16 +296,18 @@ void RemoveStorage(const std::string& table) {
 // --- Stores. ---
 
 RecordLayout LayoutOf(const TableConfig& config, const PlaneList& list) {
-  const size_t payload = RowRecords(list).bytes();
-  return RecordLayout(config.uuid, payload,
-                      std::max<size_t>(FileBytes(config.storage), 16 * (payload + 64)));
+  const RowRecords records(list);
+  RecordLayout layout(config.uuid, records.bytes(),
+                      std::max<size_t>(FileBytes(config.storage), 16 * (records.bytes() + 64)));
+  layout.use_offset = records.UseOffset().value_or(RecordLayout::kNoUse);
+  return layout;
 }
 
 namespace {
 
 RecordStore::Memory MemoryOf(const TableConfig& config, const PlaneList& list) {
   const uint64_t most = MostRows(config);
-  MemoryPlan plan = PlanMemory(config.storage, RowBytes(list, list.planes.size()), most);
+  MemoryPlan plan = PlanMemory(config.storage, RowCost(list), most);
   if (most > 0) {
     // The cache is reserved as a whole. It has twice as many places as there can be records,
     // because places share sets (record_cache.h).

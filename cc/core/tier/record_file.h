@@ -30,7 +30,11 @@ struct RecordLayout {
   size_t payload_bytes;
   size_t record_bytes;
   size_t records_per_file;
+  // Where a payload has the 8 bytes of its row's use. kNoUse: rows are not evicted.
+  static constexpr size_t kNoUse = SIZE_MAX;
+  size_t use_offset = kNoUse;
 
+  bool has_uses() const { return use_offset != kNoUse; }
   size_t offset(uint32_t slot) const;  // of a record in its file
   size_t file_end() const { return offset(static_cast<uint32_t>(records_per_file)); }
   // The most bytes of one write, and of a slice that compaction copies, unless a record is larger.

@@ -17,12 +17,13 @@ using namespace record_index;  // NOLINT: only this class uses these functions
 namespace {
 
 constexpr char kIndexMagic[8] = {'t', 's', 'p', 's', 'r', 'i', 'd', 'x'};
-constexpr uint32_t kIndexVersion = 1;
+constexpr uint32_t kIndexVersion = 2;
 constexpr uint32_t kLineEntries = 16;  // words of a cache line
 constexpr int kFindAttempts = 1000;    // of a Find whose segment moves meanwhile
 constexpr size_t kDirectoryBytes = kPageBytes + (size_t{8} << kMaxIndexDepth);
 constexpr size_t kSegmentsBytes = sizeof(IndexSegment) << kMaxIndexDepth;
 constexpr size_t kPagesBytes = (kPageBytes * kMaxPages) << kMaxIndexDepth;
+constexpr size_t kUsesBytes = (kPageUsesBytes * kMaxPages) << kMaxIndexDepth;
 
 }  // namespace
 
@@ -38,12 +39,21 @@ IndexPage& RecordIndex::page(uint32_t number) const {
   return reinterpret_cast<IndexPage*>(pages_->data())[number];
 }
 
-Result<std::unique_ptr<RecordIndex>> RecordIndex::Create(const std::string& folder, uint64_t seed) {
+RecordUse& RecordIndex::use(uint32_t page, uint32_t at) const {
+  return reinterpret_cast<RecordUse*>(uses_->data())[size_t{page} * kPageEntries + at];
+}
+
+Result<std::unique_ptr<RecordIndex>> RecordIndex::Create(const std::string& folder, uint64_t seed,
+                                                         bool has_uses) {
   std::unique_ptr<RecordIndex> index(new RecordIndex(seed));
   TSPS_ASSIGN_OR_RETURN(index->segments_, MappedFile::Create(folder + "/records.segments",
                                                              kPageBytes, kSegmentsBytes));
   TSPS_ASSIGN_OR_RETURN(index->pages_, MappedFile::Create(folder + "/records.pages",
                                                           kPageBytes * kMinPages, kPagesBytes));
+  if (has_uses) {
+    TSPS_ASSIGN_OR_RETURN(index->uses_, MappedFile::Create(folder + "/records.uses",
+                                                           kPageUsesBytes * kMinPages, kUsesBytes));
+  }
   TSPS_ASSIGN_OR_RETURN(index->directory_, MappedFile::Create(folder + "/records.directory",
                                                               2 * kPageBytes, kDirectoryBytes));
   uint32_t number;
@@ -54,19 +64,21 @@ Result<std::unique_ptr<RecordIndex>> RecordIndex::Create(const std::string& fold
   index->directory(0)[0] = number;
   IndexHeader& header = index->header();
   header.version = kIndexVersion;
+  header.has_uses = has_uses;
   header.seed = seed;
   std::memcpy(header.magic, kIndexMagic, sizeof(kIndexMagic));
   header.crc = HeaderCrc(header);
   return index;
 }
 
-Result<std::unique_ptr<RecordIndex>> RecordIndex::Open(const std::string& folder, uint64_t seed) {
+Result<std::unique_ptr<RecordIndex>> RecordIndex::Open(const std::string& folder, uint64_t seed,
+                                                       bool has_uses) {
   std::unique_ptr<RecordIndex> index(new RecordIndex(seed));
-  TSPS_RETURN_IF_ERROR(index->OpenFiles(folder));
+  TSPS_RETURN_IF_ERROR(index->OpenFiles(folder, has_uses));
   return index;
 }
 
-Status RecordIndex::OpenFiles(const std::string& folder) {
+Status RecordIndex::OpenFiles(const std::string& folder, bool has_uses) {
   const std::string path = folder + "/records.directory";
   TSPS_ASSIGN_OR_RETURN(directory_, MappedFile::Open(path, 2 * kPageBytes, kDirectoryBytes));
   const IndexHeader& stored = header();
@@ -83,10 +95,16 @@ Status RecordIndex::OpenFiles(const std::string& folder) {
     return Damaged(path, "the checksum of its header does not match");
   }
   if (stored.seed != seed_) return Damaged(path, "it has the seed of another table's index");
+  if (stored.has_uses != uint32_t{has_uses}) {
+    return Damaged(path, "it says ", stored.has_uses, " of uses of rows, and the table ", has_uses);
+  }
   TSPS_ASSIGN_OR_RETURN(segments_,
                         MappedFile::Open(folder + "/records.segments", kPageBytes, kSegmentsBytes));
   TSPS_ASSIGN_OR_RETURN(
       pages_, MappedFile::Open(folder + "/records.pages", kPageBytes * kMinPages, kPagesBytes));
+  if (!has_uses) return {};
+  TSPS_ASSIGN_OR_RETURN(
+      uses_, MappedFile::Open(folder + "/records.uses", kPageUsesBytes * kMinPages, kUsesBytes));
   return {};
 }
 
@@ -94,18 +112,20 @@ Status RecordIndex::MakeWritable(uint32_t max_place) {
   TSPS_RETURN_IF_ERROR(directory_->MakeWritable());
   TSPS_RETURN_IF_ERROR(segments_->MakeWritable());
   TSPS_RETURN_IF_ERROR(pages_->MakeWritable());
+  if (uses_ != nullptr) TSPS_RETURN_IF_ERROR(uses_->MakeWritable());
   TSPS_RETURN_IF_ERROR(Recover());
   return Count(max_place);
 }
 
 size_t RecordIndex::bytes() const {
-  return directory_->size() + segments_->size() + pages_->size();
+  const size_t uses = uses_ == nullptr ? 0 : uses_->size();
+  return directory_->size() + segments_->size() + pages_->size() + uses;
 }
 
 bool RecordIndex::SegmentOf(uint64_t tag, uint32_t* number) const {
   const uint32_t depth = Load(header().depth);
   if (depth > kMaxIndexDepth) return false;
-  const uint32_t* entry = directory(depth) + (static_cast<uint32_t>(tag) & Mask(depth));
+  const uint32_t* entry = directory(depth) + Leading(tag, depth);
   const size_t end =
       static_cast<size_t>(reinterpret_cast<const char*>(entry + 1) - directory_->data());
   if (end > directory_->size() && end > directory_->RefreshSize()) return false;
@@ -232,7 +252,7 @@ Status RecordIndex::Recover() {
       }
       const State& state = StateOf(entry);
       if (state.depth > depth) return Damaged(path, "segment ", entry, " has depth ", state.depth);
-      if (Matches(i, state)) break;
+      if (MatchesEntry(i, depth, state)) break;
       Store(entry, state.sibling);
     }
   }
@@ -242,11 +262,12 @@ Status RecordIndex::Recover() {
 Status RecordIndex::Count(uint32_t max_place) {
   const IndexHeader& counts = header();
   if (size_t{counts.n_segments} * sizeof(IndexSegment) > segments_->RefreshSize() ||
-      size_t{counts.n_pages} * kPageBytes > pages_->RefreshSize()) {
+      size_t{counts.n_pages} * kPageBytes > pages_->RefreshSize() ||
+      (uses_ != nullptr && size_t{counts.n_pages} * kPageUsesBytes > uses_->RefreshSize())) {
     return Damaged(directory_->path(), "its header counts ", counts.n_segments, " segments and ",
                    counts.n_pages, " pages, more than the files have");
   }
-  use_.assign(counts.n_segments, {});
+  counts_.assign(counts.n_segments, {});
   live_ = 0;
   std::vector<bool> taken(counts.n_pages), seen(counts.n_segments);
   for (uint32_t i = 0; i <= Mask(counts.depth); ++i) {
@@ -283,23 +304,24 @@ Status RecordIndex::CountSegment(uint32_t number, uint32_t max_place, std::vecto
     const IndexPage& counted = page(state.pages[i]);
     for (uint32_t at = 0; at < kPageEntries; ++at) {
       const uint32_t place = counted.places[at];
-      use_[number].removed += place == kRemovedRecord;
+      counts_[number].removed += place == kRemovedRecord;
       if (!IsPlace(place)) continue;
-      ++use_[number].live;
+      ++counts_[number].live;
       if (place >= max_place || !Matches(TagAt(counted, at), state)) {
         return Damaged(pages_->path(), "entry ", at, " of page ", state.pages[i],
                        " cannot be in segment ", number);
       }
     }
   }
-  if (use_[number].live + use_[number].removed >= state.n_pages * kPageEntries) {
+  if (counts_[number].live + counts_[number].removed >= state.n_pages * kPageEntries) {
     return Damaged(pages_->path(), "segment ", number, " has no free entry");
   }
-  live_ += use_[number].live;
+  live_ += counts_[number].live;
   return {};
 }
 
-uint32_t RecordIndex::Put(const State& state, uint64_t tag, uint32_t place) const {
+uint32_t RecordIndex::Put(const State& state, uint64_t tag, uint32_t place,
+                          const RecordUse& use_of_row) const {
   const uint32_t entries = state.n_pages * kPageEntries;
   uint32_t at = Home(tag, state.n_pages);
   for (;;) {
@@ -307,6 +329,7 @@ uint32_t RecordIndex::Put(const State& state, uint64_t tag, uint32_t place) cons
     uint32_t& word = probed.places[at % kPageEntries];
     if (const uint32_t before = word; !IsPlace(before)) {
       SetTag(probed, at % kPageEntries, tag);
+      if (uses_ != nullptr) use(state.pages[at / kPageEntries], at % kPageEntries) = use_of_row;
       Store(word, place);
       return before;
     }
@@ -314,13 +337,13 @@ uint32_t RecordIndex::Put(const State& state, uint64_t tag, uint32_t place) cons
   }
 }
 
-void RecordIndex::Insert(uint64_t tag, uint32_t place) {
+void RecordIndex::Insert(uint64_t tag, uint32_t place, const RecordUse& use_of_row) {
   uint32_t number;
   SegmentOf(tag, &number);
-  const uint32_t before = Put(StateOf(number), tag, place);
-  Use& use = use_[number];
-  ++use.live;
-  use.removed -= before == kRemovedRecord;
+  const uint32_t before = Put(StateOf(number), tag, place, use_of_row);
+  Counts& counts = counts_[number];
+  ++counts.live;
+  counts.removed -= before == kRemovedRecord;
   ++live_;
 }
 
@@ -338,8 +361,8 @@ bool RecordIndex::Replace(uint64_t tag, uint32_t from, uint32_t to) {
   if (at == kNowhere) return false;
   Store(page(state.pages[at / kPageEntries]).places[at % kPageEntries], to);
   if (to == kRemovedRecord) {
-    --use_[number].live;
-    ++use_[number].removed;
+    --counts_[number].live;
+    ++counts_[number].removed;
     --live_;
   }
   return true;
@@ -349,22 +372,28 @@ bool RecordIndex::Remove(uint64_t tag, uint32_t place) {
   return Replace(tag, place, kRemovedRecord);
 }
 
-void RecordIndex::ForEachIn(const State& state, const Visit& visit) const {
-  for (uint32_t i = 0; i < state.n_pages; ++i) {
-    const IndexPage& visited = page(state.pages[i]);
-    for (uint32_t at = 0; at < kPageEntries; ++at) {
-      if (IsPlace(visited.places[at])) visit(TagAt(visited, at), visited.places[at]);
-    }
-  }
-}
-
 void RecordIndex::ForEach(const Visit& visit) const {
   const IndexHeader& counts = header();
   for (uint32_t i = 0; i <= Mask(counts.depth); ++i) {
     const uint32_t number = directory(counts.depth)[i];
     const State& state = StateOf(number);
-    if ((i & Mask(state.depth)) != i) continue;  // an earlier entry named the segment
-    ForEachIn(state, visit);
+    if (i != state.pattern << (counts.depth - state.depth)) continue;  // an earlier entry names it
+    ForEachEntry(state, [&](uint32_t number_of_page, uint32_t at) {
+      const IndexPage& visited = page(number_of_page);
+      visit(TagAt(visited, at), visited.places[at]);
+    });
+  }
+}
+
+void RecordIndex::ForEachUse(uint64_t first, uint64_t last, const VisitUse& visit) const {
+  const uint32_t depth = header().depth;
+  for (uint32_t i = Leading(first, depth); i <= Leading(last, depth);) {
+    const State& state = StateOf(directory(depth)[i]);
+    ForEachEntry(state, [&](uint32_t number, uint32_t at) {
+      const uint64_t tag = TagAt(page(number), at);
+      if (tag >= first && tag <= last) visit(page(number).places[at], use(number, at));
+    });
+    i = (state.pattern + 1) << (depth - state.depth);
   }
 }
 

@@ -21,7 +21,9 @@ inline void Store(uint32_t& word, uint32_t value) {
 }
 
 inline uint32_t Home(uint64_t tag, uint32_t n_pages) {
-  return static_cast<uint32_t>(((tag >> (kTagBits - 32)) * (n_pages * kPageEntries)) >> 32);
+  // A multiplication spreads the trailing bits over all 32: a deep directory uses some of them.
+  const uint32_t spread = static_cast<uint32_t>(tag) * 0x9E3779B1u;
+  return static_cast<uint32_t>((uint64_t{spread} * (n_pages * kPageEntries)) >> 32);
 }
 
 inline uint64_t TagAt(const IndexPage& page, uint32_t at) {
@@ -38,8 +40,18 @@ inline bool IsPlace(uint32_t word) { return word < kRemovedRecord; }
 
 inline uint32_t Mask(uint32_t depth) { return (uint32_t{1} << depth) - 1; }
 
+// Returns the first `depth` bits of a tag.
+inline uint32_t Leading(uint64_t tag, uint32_t depth) {
+  return static_cast<uint32_t>(tag >> (kTagBits - static_cast<int>(depth)));
+}
+
 inline bool Matches(uint64_t tag, const IndexSegment::State& state) {
-  return (static_cast<uint32_t>(tag) & Mask(state.depth)) == state.pattern;
+  return Leading(tag, state.depth) == state.pattern;
+}
+
+// Returns whether an entry of a directory of some depth leads to a segment in this state.
+inline bool MatchesEntry(uint32_t entry, uint32_t depth, const IndexSegment::State& state) {
+  return entry >> (depth - state.depth) == state.pattern;
 }
 
 // Makes the segment's other state the valid one. A reader that sees a later write to the old pages

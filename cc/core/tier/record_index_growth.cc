@@ -39,10 +39,10 @@ Status RecordIndex::Reserve(const uint64_t* tags, size_t n) {
     bool grown = false;
     for (const auto& [number, count] : coming) {
       const uint32_t pages = StateOf(number).n_pages;
-      const Use& use = use_[number];
-      if (use.live + use.removed + count <= SegmentLimit(pages)) continue;
+      const Counts& counts = counts_[number];
+      if (counts.live + counts.removed + count <= SegmentLimit(pages)) continue;
       grown = true;
-      const bool full = use.live + count > SegmentLimit(kMaxPages);
+      const bool full = counts.live + count > SegmentLimit(kMaxPages);
       TSPS_RETURN_IF_ERROR(full ? Split(number) : Rebuild(number, count));
     }
     if (!grown) return {};
@@ -54,6 +54,9 @@ Status RecordIndex::TakePages(uint32_t n, uint32_t* pages) {
   while (free_pages_.size() < n) {
     const uint32_t number = counts.n_pages;
     TSPS_RETURN_IF_ERROR(pages_->Reserve((size_t{number} + 1) * kPageBytes));
+    if (uses_ != nullptr) {
+      TSPS_RETURN_IF_ERROR(uses_->Reserve((size_t{number} + 1) * kPageUsesBytes));
+    }
     Store(counts.n_pages, number + 1);
     free_pages_.push_back(number);
   }
@@ -71,13 +74,13 @@ Status RecordIndex::TakeSegment(uint32_t* number) {
     const uint32_t next = counts.n_segments;
     TSPS_RETURN_IF_ERROR(segments_->Reserve((size_t{next} + 1) * sizeof(IndexSegment)));
     Store(counts.n_segments, next + 1);
-    use_.push_back({});
+    counts_.push_back({});
     free_segments_.push_back(next);
   }
   *number = free_segments_.back();
   free_segments_.pop_back();
   std::memset(&segment(*number), 0, sizeof(IndexSegment));
-  use_[*number] = {};
+  counts_[*number] = {};
   return {};
 }
 
@@ -87,18 +90,20 @@ void RecordIndex::GivePages(const State& state) {
 
 uint32_t RecordIndex::CountMatching(const State& from, const State& to) const {
   uint32_t count = 0;
-  ForEachIn(from, [&](uint64_t tag, uint32_t) { count += Matches(tag, to); });
+  ForEachEntry(
+      from, [&](uint32_t number, uint32_t at) { count += Matches(TagAt(page(number), at), to); });
   return count;
 }
 
-RecordIndex::Use RecordIndex::Copy(const State& from, const State& to) const {
-  Use use;
-  ForEachIn(from, [&](uint64_t tag, uint32_t place) {
+RecordIndex::Counts RecordIndex::Copy(const State& from, const State& to) const {
+  Counts counts;
+  ForEachEntry(from, [&](uint32_t number, uint32_t at) {
+    const uint64_t tag = TagAt(page(number), at);
     if (!Matches(tag, to)) return;
-    Put(to, tag, place);
-    ++use.live;
+    Put(to, tag, page(number).places[at], uses_ == nullptr ? RecordUse() : use(number, at));
+    ++counts.live;
   });
-  return use;
+  return counts;
 }
 
 Status RecordIndex::Rebuild(uint32_t number, uint32_t coming) {
@@ -106,9 +111,9 @@ Status RecordIndex::Rebuild(uint32_t number, uint32_t coming) {
   const State old = StateOf(number);
   State& next = rebuilt.states[~rebuilt.moves & 1];
   next = old;
-  next.n_pages = PagesFor(use_[number].live + coming);
+  next.n_pages = PagesFor(counts_[number].live + coming);
   TSPS_RETURN_IF_ERROR(TakePages(next.n_pages, next.pages));
-  use_[number] = Copy(old, next);
+  counts_[number] = Copy(old, next);
   TSPS_FAULT_POINT("record_index_copied");
   Move(rebuilt);
   GivePages(old);
@@ -122,10 +127,10 @@ Status RecordIndex::Split(uint32_t number) {
   TSPS_RETURN_IF_ERROR(TakeSegment(&sibling));  // may grow `segments_`, but does not move it
   IndexSegment& split = segment(number);
   const State old = StateOf(number);
-  State low = {depth + 1, old.pattern, sibling, 0, {}};
-  State high = {depth + 1, old.pattern | uint32_t{1} << depth, number, 0, {}};
+  State low = {depth + 1, 2 * old.pattern, sibling, 0, {}};
+  State high = {depth + 1, 2 * old.pattern + 1, number, 0, {}};
   high.n_pages = PagesFor(CountMatching(old, high));
-  low.n_pages = PagesFor(use_[number].live - CountMatching(old, high));
+  low.n_pages = PagesFor(counts_[number].live - CountMatching(old, high));
   Status status = TakePages(low.n_pages, low.pages);
   if (status.ok()) {
     status = TakePages(high.n_pages, high.pages);
@@ -135,17 +140,18 @@ Status RecordIndex::Split(uint32_t number) {
     free_segments_.push_back(sibling);
     return status;
   }
-  use_[sibling] = Copy(old, high);
-  const Use use = Copy(old, low);
+  counts_[sibling] = Copy(old, high);
+  const Counts counts = Copy(old, low);
   segment(sibling).states[0] = high;
   split.states[~split.moves & 1] = low;
   TSPS_FAULT_POINT("record_index_split_copied");
   Move(split);
   TSPS_FAULT_POINT("record_index_split");
-  use_[number] = use;
+  counts_[number] = counts;
   uint32_t* entries = directory(header().depth);
-  for (uint32_t i = high.pattern; i <= Mask(header().depth); i += uint32_t{1} << (depth + 1)) {
-    Store(entries[i], sibling);
+  const uint32_t shift = header().depth - high.depth;
+  for (uint32_t i = 0; i < uint32_t{1} << shift; ++i) {
+    Store(entries[(high.pattern << shift) + i], sibling);
   }
   GivePages(old);
   return {};
@@ -161,7 +167,7 @@ Status RecordIndex::DoubleDirectory() {
   TSPS_RETURN_IF_ERROR(directory_->Reserve(kPageBytes + (size_t{16} << depth)));
   const uint32_t n = Mask(depth) + 1;
   uint32_t* doubled = directory(depth + 1);
-  for (uint32_t i = 0; i < n; ++i) doubled[i] = doubled[n + i] = directory(depth)[i];
+  for (uint32_t i = 0; i < n; ++i) doubled[2 * i] = doubled[2 * i + 1] = directory(depth)[i];
   Store(header().depth, depth + 1);
   return {};
 }

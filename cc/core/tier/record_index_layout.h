@@ -4,14 +4,18 @@
 //                       d is words 2^d to 2^(d+1) - 1
 //   records.segments    one IndexSegment per segment number
 //   records.pages       pages of 455 entries
+//   records.uses        if rows may be evicted: a RecordUse for each entry of each page
 //
 //   tag of a key: 40 bits of its hash
-//   | 39 ... home: the trailing bits are spread over the segment's entries | ... | depth bits: 0 |
+//   | 39: depth bits | ... | home: the trailing 32 bits are spread over the segment's entries: 0 |
+//
+// Tags of neighbouring segments follow each other, as in the index of the rows in memory, so that
+// a sweep can visit the keys of a range of hashes (group/eviction_policy.h).
 //
 // A segment has 8 to 16 pages. A probe walks over its entries page after page, and continues at the
 // first page after the last. A full segment grows by pages. When it would need a 17th page, it
 // splits in two by its next bit. Its load is therefore never far below the limit, and a row takes
-// 9 / 0.9 to 9 / 0.8 bytes.
+// 9 / 0.9 to 9 / 0.8 bytes, and 16 / 0.9 to 16 / 0.8 more with its use.
 #ifndef TFSPS_CORE_TIER_RECORD_INDEX_LAYOUT_H_
 #define TFSPS_CORE_TIER_RECORD_INDEX_LAYOUT_H_
 
@@ -43,9 +47,17 @@ struct IndexPage {
 };
 static_assert(sizeof(IndexPage) == kPageBytes);
 
+// What an entry tells of its row beside the tag and the place.
+struct RecordUse {
+  int64_t key;
+  uint64_t use;  // the bytes of a RowUse (core/table/row_use.h)
+};
+static_assert(sizeof(RecordUse) == 16, "on-disk size");
+constexpr size_t kPageUsesBytes = kPageEntries * sizeof(RecordUse);  // of the entries of a page
+
 struct IndexSegment {
   struct State {
-    uint32_t depth;    // the number of bits that all tags of the segment share
+    uint32_t depth;    // the number of leading bits that all tags of the segment share
     uint32_t pattern;  // those bits
     uint32_t sibling;  // the segment that got the other half at the last split
     uint32_t n_pages;
@@ -61,8 +73,8 @@ static_assert(sizeof(IndexSegment) == 168);
 struct IndexHeader {
   char magic[8];
   uint32_t version;
-  uint32_t zero;
-  uint64_t seed;  // of the keys' hash
+  uint32_t has_uses;  // 1: there is a file of uses
+  uint64_t seed;      // of the keys' hash
   uint32_t zeros;
   uint32_t crc;  // of the bytes before it
   // --- Fields that change. ---
@@ -72,8 +84,7 @@ struct IndexHeader {
 };
 static_assert(sizeof(IndexHeader) == 48);
 
-// Returns a key's tag: the leading bits of its hash, because the index of the table uses the
-// trailing bits.
+// Returns a key's tag: the leading bits of its hash.
 inline uint64_t TagOf(int64_t key, uint64_t seed) { return HashKey(key, seed) >> (64 - kTagBits); }
 
 }  // namespace tsps

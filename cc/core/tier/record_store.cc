@@ -1,6 +1,7 @@
 #include "core/tier/record_store.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "core/base/clock.h"
@@ -31,7 +32,7 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Create(const std::string& shar
   }
   TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Create(shared, log->layout(), memory.cache_bytes));
   log->UseCache(std::move(cache));
-  TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Create(shared, seed));
+  TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Create(shared, seed, log->layout().has_uses()));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index), threads));
   store->shared_ = shared;
   TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Create(shared));
@@ -47,7 +48,7 @@ Result<std::unique_ptr<RecordStore>> RecordStore::Open(const std::string& shared
   TSPS_ASSIGN_OR_RETURN(auto log, RecordLog::Open(disk, std::move(layout), threads));
   TSPS_ASSIGN_OR_RETURN(auto cache, RecordCache::Open(shared, log->layout(), memory.cache_bytes));
   log->UseCache(std::move(cache));
-  TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Open(shared, seed));
+  TSPS_ASSIGN_OR_RETURN(auto index, RecordIndex::Open(shared, seed, log->layout().has_uses()));
   std::unique_ptr<RecordStore> store(new RecordStore(std::move(log), std::move(index), threads));
   store->shared_ = shared;
   TSPS_ASSIGN_OR_RETURN(store->moves_, RecordMoves::Open(shared));
@@ -97,8 +98,8 @@ Status RecordStore::CountLive() {
                "shared memory (/dev/shm or TFSPS_DIR), and start from the newest checkpoint");
 }
 
-void RecordStore::Enter(uint64_t tag, uint32_t place) {
-  index_->Insert(tag, place);
+void RecordStore::Enter(uint64_t tag, uint32_t place, const RecordUse& use) {
+  index_->Insert(tag, place, use);
   files_->Enter(log_->layout().file_of(place));
 }
 
@@ -240,6 +241,22 @@ Status RecordStore::Stage(const int64_t* keys, size_t n) {
   return {};
 }
 
+void RecordStore::ForEachUse(uint64_t begin, uint64_t span, const VisitUse& visit) const {
+  constexpr int kShift = 64 - kTagBits;
+  const auto look = [&](uint64_t first, uint64_t last) {
+    index_->ForEachUse(first >> kShift, last >> kShift, [&](uint32_t place, const RecordUse& use) {
+      const uint64_t hash = HashKey(use.key, index_->seed());
+      if (hash - begin <= span) visit(hash, place, use);
+    });
+  };
+  const uint64_t end = begin + span;  // modulo 2^64
+  if (end >= begin) return look(begin, end);
+  // If one tag belongs to both ends, the entries of all tags are looked at once.
+  if (end >> kShift == begin >> kShift) return look(0, UINT64_MAX);
+  look(begin, UINT64_MAX);
+  look(0, end);
+}
+
 // --- Moves. ---
 
 Result<uint32_t> RecordStore::PlaceNow(int64_t key, uint64_t tag, uint32_t place) {
@@ -256,11 +273,17 @@ Result<uint32_t> RecordStore::PlaceNow(int64_t key, uint64_t tag, uint32_t place
 Status RecordStore::Append(size_t n, const RecordAppender::Fill& fill) {
   std::vector<uint64_t> tags(n);
   std::vector<uint32_t> places(n);
+  leaving_uses_.assign(n, {});
   const Status appended = appender_->Append(
       n,
       [&](size_t i, char* payload) {
         const int64_t key = fill(i, payload);
         tags[i] = TagOf(key, index_->seed());
+        leaving_uses_[i].key = key;
+        if (log_->layout().has_uses()) {
+          std::memcpy(&leaving_uses_[i].use, payload + log_->layout().use_offset,
+                      sizeof(leaving_uses_[i].use));
+        }
         return key;
       },
       places.data());
@@ -308,7 +331,7 @@ void RecordStore::Declare() {
   moves_->Declare(next_, entering_, leaving_);
   for (size_t i = 0; i < leaving_.size(); ++i) {
     if (i + kAhead < leaving_.size()) index_->Prefetch(leaving_[i + kAhead].tag);
-    Enter(leaving_[i].tag, leaving_[i].place);
+    Enter(leaving_[i].tag, leaving_[i].place, leaving_uses_[i]);
     TSPS_FAULT_POINT("record_store_entered_one");
   }
 }

@@ -109,6 +109,11 @@ class RecordStore {
   // Returns the error of compaction's last work, which it tries again.
   const Status& compaction_status() const { return compaction_->status(); }
 
+  // Visits the rows in the store whose keys have the hashes `begin` to `begin + span`, modulo 2^64.
+  // Reads no record. Only if the layout has uses; not while rows move.
+  using VisitUse = std::function<void(uint64_t hash, uint32_t place, const RecordUse& use)>;
+  void ForEachUse(uint64_t begin, uint64_t span, const VisitUse& visit) const;
+
   // Returns the number of the next moves, which the state of their mutation publishes.
   uint32_t next_number() const { return state_.number + 1; }
   uint64_t rows() const { return index_->live(); }
@@ -148,7 +153,7 @@ class RecordStore {
   Result<uint32_t> PlaceNow(int64_t key, uint64_t tag, uint32_t place);
   Status CountLive();
   void SortEnteringPlaces();
-  void Enter(uint64_t tag, uint32_t place);
+  void Enter(uint64_t tag, uint32_t place, const RecordUse& use);
   void Drop(uint64_t tag, uint32_t place);
   Status Append(size_t n, const RecordAppender::Fill& fill);
 
@@ -163,6 +168,7 @@ class RecordStore {
   RecordState state_ = {};  // the committed one
   RecordState next_ = {};   // of the moves in progress
   std::vector<RecordMove> entering_, leaving_;
+  std::vector<RecordUse> leaving_uses_;    // of leaving_
   bool places_copies_ = false;             // whether entering_places_ is sorted
   std::vector<uint32_t> entering_places_;  // of entering_
   std::unique_ptr<RecordFiles> files_;
