@@ -406,25 +406,20 @@ def _slices(
     table_of: Sequence[int],
 ) -> list[Any]:
     """Returns the gradients of the carriers of T tables. `uuids`: those of all tables, or none."""
-    return [
-        tf.IndexedSlices(
-            sums[t],
-            _own(keys[t], [inverses[f] for f, table in enumerate(table_of) if table == t], uuids[t] if uuids else ""),
-            _dense_shape(sums[t], uuids[t] if uuids else ""),
-        )
-        if t in table_of
-        else None
-        for t in range(len(keys))
-    ]
-
-
-def _own(keys: tf.Tensor, inverses: Sequence[tf.Tensor], uuid: str) -> tf.Tensor:
-    """Returns the same keys as a tensor of the backward pass, and counts their ids if the table needs it.
-
-    The backward graph of a tf.function may not return a tensor of the forward graph, and TensorFlow does not capture
-    the parts of IndexedSlices.
-    """
-    return lib.tsps_count_occurrences(keys, inverses, uuid=uuid) if uuid in _counted else tf.identity(keys)
+    slices: list[Any] = [None] * len(keys)
+    for t in set(table_of):
+        uuid = uuids[t] if uuids else ""
+        if uuid in _counted:
+            # Not beside the sums, which the op would delay: a step took 1.12 times as long then.
+            with tf.control_dependencies([sums[t]]):
+                of_table = [inverses[f] for f, table in enumerate(table_of) if table == t]
+                own_keys = lib.tsps_count_occurrences(keys[t], of_table, uuid=uuid)
+        else:
+            # The backward graph of a tf.function may not return a tensor of the forward graph, and TensorFlow does not
+            # capture the parts of IndexedSlices.
+            own_keys = tf.identity(keys[t])
+        slices[t] = tf.IndexedSlices(sums[t], own_keys, _dense_shape(sums[t], uuid))
+    return slices  # a table without a feature has no known width, and no gradient
 
 
 def _dense_shape(sums: tf.Tensor, uuid: str) -> tf.Tensor | None:
