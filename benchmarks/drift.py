@@ -108,13 +108,13 @@ def run(options: harness.Options) -> list[harness.Result]:
         "lru": {"eviction": tsps.Eviction(max_rows=bound)},
         "lfu": {"eviction": tsps.Eviction(max_rows=bound, policy="lfu", half_life=10 * stream.steps)},
         "unused for 10 days": {"eviction": tsps.Eviction(10 * stream.steps)},
-        "count 3": {"admission": tsps.Admission(3, stream.keys_in_all, half_life=10 * stream.steps)},
-        "count 2": {"admission": tsps.Admission(2, stream.keys_in_all, half_life=10 * stream.steps)},
-        "count 2, lfu": {
-            "admission": tsps.Admission(2, stream.keys_in_all, half_life=10 * stream.steps),
-            "eviction": tsps.Eviction(max_rows=bound, policy="lfu", half_life=10 * stream.steps),
-        },
     }
+    for part in (2, 4):  # for the plot
+        lower = tsps.Eviction(max_rows=bound // part, policy="lfu", half_life=10 * stream.steps)
+        policies[f"lfu, a {'half' if part == 2 else 'quarter'} of the bound"] = {"eviction": lower}
+    for count in (2, 3, 5):
+        admission = tsps.Admission(count, stream.keys_in_all, half_life=10 * stream.steps)
+        policies[f"count {count}"] = {"admission": admission}
     with tempfile.TemporaryDirectory(prefix="tf_sparse_ps-drift-", dir="/dev/shm") as folder:
         os.chmod(folder, 0o700)
         variants = [Variant(Path(folder), name, **policy) for name, policy in policies.items()]  # type: ignore[arg-type]

@@ -105,6 +105,33 @@ def _all_but(case: Any, varied: str) -> bool:
     return all(case[name] == value for name, value in usual.items() if name != varied)
 
 
+def trade_off(documents: Sequence[Any], path: Path) -> None:
+    """Draws the AUC that policies lose by the rows that they leave, as the suite drift measures them."""
+    found: dict[str, dict[str, float]] = {}
+    for result in documents[0]["results"]:
+        name, what = result["variant"].split(": ", 1)
+        found.setdefault(name, {})[what] = result["median"]
+    rows = "rows at the end"
+    unbounded = found.pop("unbounded")[rows]
+    figure, axes = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    for label, prefix in (("eviction, lfu", "lfu"), ("admission", "count")):
+        points = sorted(
+            (values[rows] / unbounded * 100, values["AUC lost, paired"], name)
+            for name, values in found.items()
+            if name.startswith(prefix)
+        )
+        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o-", label=label)
+        for x, y, name in points:
+            if prefix == "count":
+                axes.annotate(name, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows, % of those of a table without policies")
+    axes.set_ylabel("AUC lost; less is better")
+    axes.legend()
+    figure.savefig(path, dpi=110)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
@@ -112,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("results", type=Path, nargs="+")
     arguments = parser.parse_args(argv)
     documents = [json.loads(path.read_text()) for path in arguments.results]
-    draw = {"sizes": curves, "jobs": job_bars}.get(documents[0]["results"][0]["suite"], bars)
+    draw = {"sizes": curves, "jobs": job_bars, "drift": trade_off}.get(documents[0]["results"][0]["suite"], bars)
     draw(documents, arguments.out)
     return 0
 

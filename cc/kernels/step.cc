@@ -135,8 +135,7 @@ Status StepUpdates::ReadAll(const KernelContext& context, int first, int n_table
     held_.push_back(std::move(keys));
     held_.push_back(std::move(grads));
   }
-  SetOccurrences();
-  return Status();
+  return SetOccurrences();
 }
 
 void StepUpdates::AddCounts(size_t table, const int32_t* counts, size_t n) {
@@ -146,10 +145,17 @@ void StepUpdates::AddCounts(size_t table, const int32_t* counts, size_t n) {
   for (size_t i = 0; i < n; ++i) occurrences.push_back(OccurrencesOf(counts[i]));
 }
 
-void StepUpdates::SetOccurrences() {
+Status StepUpdates::SetOccurrences() {
   for (size_t t = 0; t < occurrences_.size(); ++t) {
-    if (!occurrences_[t].empty()) updates_[t].occurrences = occurrences_[t].data();
+    const size_t n = occurrences_[t].size();
+    if (n == 0) continue;
+    if (n != updates_[t].n) {
+      return Error(Code::kInternal, "table ", (*tables_)[t].path(), " has occurrences of ", n,
+                   " of ", updates_[t].n, " keys");
+    }
+    updates_[t].occurrences = occurrences_[t].data();
   }
+  return Status();
 }
 
 Status StepUpdates::TakeReduced(std::vector<ReducedGradients>* reduced) {
@@ -170,8 +176,7 @@ Status StepUpdates::TakeReduced(std::vector<ReducedGradients>* reduced) {
     updates_[t].keys = keys_[t].data();
     updates_[t].n = keys_[t].size();
   }
-  SetOccurrences();
-  return Status();
+  return SetOccurrences();
 }
 
 Status StepUpdates::Prepare(GroupWriter& writer, int64_t step) {

@@ -62,8 +62,9 @@ class StepUpdates {
  private:
   // Adds the counts of the next keys of a table.
   void AddCounts(size_t table, const int32_t* counts, size_t n);
-  // Passes the occurrences of the keys of tables that count them to the updates.
-  void SetOccurrences();
+  // Passes the occurrences of the keys of tables that count them to the updates. Internal: some
+  // keys of a table have occurrences, and others have none.
+  Status SetOccurrences();
 
   TableCache::Tables tables_;
   std::vector<Tensor> held_;  // the buffers that `updates_` point to

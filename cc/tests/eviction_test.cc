@@ -410,21 +410,25 @@ TEST_F(EvictionTest, ATableThatEvictsInRowOrderIsFound) {
 TEST_F(EvictionTest, AnEvictionOfAKeyOfTheStepIsFound) {
   EvictionPolicy policy;
   policy.max_rows = 1300;
-  const auto differs = [&] {
+  const auto differs_in = [&](uint64_t in_memory) {
     const TempDir dir;
     MakeAt(dir / "g");
-    const int table = AddEvicting(policy);
+    const int table = AddEvicting(policy, in_memory);
+    if (HasFailure()) return false;
     Model model(policy, StatsOf(table).index_seed);
-    for (uint64_t step = 1; step <= 10; ++step) {
-      const std::vector<int64_t> keys = KeysOf(step, 1200);
+    for (uint64_t step = 1; step <= 20; ++step) {
+      const std::vector<int64_t> keys = KeysOf(step, in_memory > 0 ? 400 : 1200);
       if (!Train(table, keys, 1.0f).ok()) return true;
       model.Step(step, keys, 1.0f);
       if (!Difference(RowsOf(*group_, table), model.rows()).empty()) return true;
     }
     return false;
   };
-  EXPECT_FALSE(FoundWithout("", differs));
-  EXPECT_TRUE(FoundWithout("evict.touched", differs));
+  for (const uint64_t in_memory : {0, 450}) {  // with 450, hardly a row of the step is in memory
+    const auto differs = [&] { return differs_in(in_memory); };
+    EXPECT_FALSE(FoundWithout("", differs)) << in_memory;
+    EXPECT_TRUE(FoundWithout("evict.touched", differs)) << in_memory;
+  }
 }
 
 // A writer is killed in steps that evict. The group then has the state before or after the step.

@@ -148,13 +148,18 @@ TEST(RecordIndex, EntriesOfARangeAreVisitedWithTheirUses) {
       const uint64_t tag = TagOf(i, kSeed);
       if (i % 7 != 0 && tag >= first && tag <= end) expected.insert(i);
     }
-    (*index)->ForEachUse(first, end, [&](uint32_t place, const RecordUse& use) {
+    const auto visit = [&](uint32_t place, const RecordUse& use) {
       EXPECT_TRUE(found.insert(use.key).second) << use.key;
       EXPECT_EQ(use.use, use_of(use.key).use);
       EXPECT_EQ(place, use.key % 3 == 0 ? kRows + use.key : use.key);
-    });
+    };
+    ASSERT_TSPS_OK((*index)->ForEachUse(first, end, visit));
     EXPECT_EQ(found, expected);
   }
+  const uint64_t tag = TagOf(5, kSeed);
+  (*index)->Insert(tag, 1, {6, 0});
+  const auto ignore = [](uint32_t, const RecordUse&) {};
+  EXPECT_EQ((*index)->ForEachUse(tag, tag, ignore).code(), Code::kDataLoss);
 }
 
 TEST(RecordIndex, TagsThatCrowdInOneHalfFitAndEndWithAnError) {

@@ -303,7 +303,7 @@ class TableLifeTest : public GroupTest {
       const PlaneList planes = PlanesOf(config, adagrad, 1, 1);
       config.max_rows = 12000;
       const uint64_t memory = MemoryFor(in_memory, RowCost(planes), 12000);
-      config.storage = {dir_ / "disk", memory, 128 << 10};
+      config.storage = {group_->path() + ".disk", memory, 128 << 10};
     }
     const auto table = writer_->CreateTable(config);
     EXPECT_TRUE(table.ok()) << table.status().message();

@@ -139,7 +139,7 @@ TEST(Wire, HasTheDocumentedBytes) {
   const auto append = [&](std::initializer_list<int> bytes) {
     for (const int byte : bytes) expected.push_back(static_cast<uint8_t>(byte));
   };
-  append({1, 0, 0, 0, 1, 0, 0, 0});    // version 1, bfloat16
+  append({2, 0, 0, 0, 1, 0, 0, 0});    // version 2, bfloat16
   append({128, 0, 0, 0, 0, 0, 0, 0});  // rows begin
   append({192, 0, 0, 0, 0, 0, 0, 0});  // bytes: table 1 begins, and ends there
   append({2, 0, 0, 0});                // tables
@@ -377,7 +377,7 @@ TEST_P(WireDamage, ForgedHeadersAreRefused) {
   ASSERT_TRUE(ReadAll(Forged(8, uint32_t{1})).ok());  // the control: nothing has changed
   EXPECT_TRUE(Refused(Forged(0, 'x'), "foreign"));
   EXPECT_TRUE(Refused(Forged(8, uint32_t{0}), "version 0"));
-  EXPECT_TRUE(Refused(Forged(8, uint32_t{2}), "newer gradient buffer: it has format version 2"));
+  EXPECT_TRUE(Refused(Forged(8, uint32_t{3}), "newer gradient buffer: it has format version 3"));
   for (const uint32_t type : {3u, ~0u}) EXPECT_TRUE(Refused(Forged(12, type), "unknown wire type"));
   for (const uint64_t begin : {uint64_t{0}, uint64_t{39}}) {
     EXPECT_TRUE(Refused(Forged(16, begin), "inside of the header"));

@@ -93,6 +93,20 @@ def _of_replicas(strategy: Any, values: list[np.ndarray]) -> Any:
     )
 
 
+def admitted(strategy: Any) -> list[list[int]]:
+    """Trains two batches of two samples with `tsps.Admission(3, ...)`; returns the keys with rows after each batch."""
+    with strategy.scope():
+        inputs = keras.layers.Input((3,), dtype="int64")
+        layer = tsps.Embedding(None, 4, admission=tsps.Admission(3, 1000))
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs))))
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    keys = []
+    for ids in ([[1, 1, 2], [1, 2, 3]], [[2, 4, 4], [3, 4, 5]]):  # a sample for each replica
+        model.fit(np.array(ids), np.ones((2, 1), np.float32), batch_size=2, verbose=0)
+        keys.append(sorted(layer.bindings[0].reader().keys().tolist()))
+    return keys
+
+
 def fit(strategy: Any, ours: bool, steps_per_execution: int = 1, placement: Any = "replicated") -> dict[str, Any]:
     """Trains a small model by `fit`, with a table and DistributedOptimizer or with Keras alone. Both must do the same.
 

@@ -34,6 +34,7 @@ def main() -> None:
     }
     for name, arrays in runs.items():
         np.savez(folder / f"{name}-0.npz", **arrays)
+    (folder / "admitted.json").write_text(json.dumps(loops.admitted(strategy)))
     (folder / "refusals.json").write_text(json.dumps(refusals.outcomes(strategy)))
     assert tsps.job.current().size == 1
 

@@ -48,6 +48,10 @@ def results(folder: Path) -> Results:
     return results_in(folder, 1)
 
 
+def test_ids_of_all_replicas_count(folder: Path) -> None:
+    assert json.loads((folder / "admitted.json").read_text()) == [[1], [1, 2, 4]]
+
+
 @pytest.mark.parametrize(
     ("name", "steps"),
     [

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_support import compiled, functional, keras
+from layer_support import compiled, functional, keras, run_forked
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.errors import UnsupportedError
+from tf_sparse_ps.errors import StateError, UnsupportedError
 
 ADMISSION = tsps.Admission(3, 1000)
 TARGETS = np.ones((2, 1), np.float32)
@@ -211,6 +213,34 @@ def test_increments_have_the_counts_that_changed(tmp_path: Path) -> None:
     assert keys_of(layers[0]) == keys_of(layers[1]) == [1, 2, 3, 4, 5, 6]
 
 
+def test_diff_compares_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tf_sparse_ps.__main__ import main
+
+    saved = compiled(tsps.Embedding(None, 4, name="e", admission=ADMISSION))
+    checkpointer = tsps.Checkpointer(tmp_path / "c", saved, saved.optimizer, background=False, incremental=False)
+    paths = []
+    for _ in range(2):
+        train(saved, [[1, 2, 3], [4, 5, 6]])
+        paths.append(str(checkpointer.save()))
+    capsys.readouterr()
+    assert main(["checkpoint", "diff", *paths, "--json"]) == 1
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert list(tables) == ["e", "e (counts)"]
+    assert tables["e"]["changed"] == 0
+    assert tables["e (counts)"]["changed"] > 0
+    assert tables["e (counts)"]["equal"] == 0
+
+
+def test_a_directory_of_one_machine_has_its_counts(tmp_path: Path) -> None:
+    layers = [tsps.Embedding(None, 4, name="e", admission=ADMISSION) for _ in range(2)]
+    saved, restored = (compiled(layer) for layer in layers)
+    train(saved, [[1, 2, 3], [1, 2, 4]])
+    save(tmp_path / "c", saved, per_node=True)
+    tsps.Checkpointer(tmp_path / "c", restored, restored.optimizer, per_node=True).restore()
+    train(restored, [[1, 2, 3], [5, 6, 7]])
+    assert keys_of(layers[1]) == [1, 2]
+
+
 @pytest.mark.parametrize("command", ["compact", "erase"])
 def test_commands_keep_the_counts(tmp_path: Path, command: str) -> None:
     from tf_sparse_ps.__main__ import main
@@ -233,8 +263,8 @@ def test_commands_keep_the_counts(tmp_path: Path, command: str) -> None:
     ("before", "now", "words", "keys"),
     [
         (ADMISSION, tsps.Admission(2, 1000), "the admission was count=3", [1, 2, 9]),
-        (ADMISSION, tsps.Admission(3, 5000), "counted from 0 again, because the admission is another one", [1, 2]),
-        (ADMISSION, tsps.Admission(20, 1000), "counted from 0 again, because the admission is another one", [1]),
+        (ADMISSION, tsps.Admission(3, 5000), "counted from 0 again, because expected_keys or the size", [1, 2]),
+        (ADMISSION, tsps.Admission(20, 1000), "counted from 0 again, because expected_keys or the size", [1]),
         (None, ADMISSION, "the admission was none, and is count=3", [1, 2, 3]),
         (ADMISSION, None, "expected_keys=1000, half_life=10000, and is none", [1, 2, 9]),
     ],
@@ -278,10 +308,53 @@ def test_a_damaged_count_is_found(tmp_path: Path) -> None:
 
 # --- lifetime and refusals ---
 
+_NAMED = """
+import numpy as np, tensorflow as tf, tf_sparse_ps as tsps
+layer = tsps.Embedding(None, 4, name="e", POLICIES)
+model = tf.keras.Sequential([layer, tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
+model.compile(tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+model.train_on_batch(np.array([[7, 8, 8]]), np.ones((1, 1)))
+print(sorted(layer.bindings[0].reader().keys().tolist()))
+"""
+
+
+def test_a_named_job_continues_its_counts_and_reports_another_policy(tmp_path: Path) -> None:
+    environment = {"TFSPS_DIR": str(tmp_path), "TFSPS_JOB": "ctr"}
+    tmp_path.chmod(0o700)
+    runs = [
+        ("admission=tsps.Admission(3, 1000)", [], ""),
+        ("admission=tsps.Admission(3, 1000)", [8], ""),
+        ("admission=tsps.Admission(4, 1000)", [8], "table 'e': the admission was count=3, expected_keys=1000"),
+        ("admission=tsps.Admission(2, 9000)", [8], "counted from 0 again"),
+        ("", [7, 8], "the admission was count=2, expected_keys=9000, half_life=10000, and is none"),
+        ("admission=tsps.Admission(3, 1000)", [7, 8], "the admission was none, and is count=3"),
+    ]
+    for policies, keys, words in runs:
+        done = run_forked(_NAMED.replace("POLICIES", policies), **environment)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == str(keys), policies
+        assert words in done.stderr, done.stderr
+        assert bool(words) == ("admission" in done.stderr), done.stderr
+
+
+def test_a_table_with_a_sketch_counts_as_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tf_sparse_ps import job
+    from tf_sparse_ps.job import table_lifetime
+
+    lifetimes = job.current().tables.lifetimes
+    gc.collect()
+    lifetimes.tidy()
+    monkeypatch.setattr(table_lifetime, "MAX_TABLES", lifetimes._used + 3)
+    kept = [tsps.Embedding(None, 4, admission=ADMISSION), tsps.Embedding(None, 4)]
+    for layer in kept:
+        layer.build(None)
+    with pytest.raises(StateError, match="all of them are in use"):
+        tsps.Embedding(None, 4, admission=ADMISSION).build(None)
+    del kept[0]
+    tsps.Embedding(None, 4, admission=ADMISSION).build(None)
+
 
 def test_a_sketch_is_removed_with_its_layer() -> None:
-    import gc
-
     layer = tsps.Embedding(None, 4, admission=ADMISSION)
     layer(tf.constant([1]))
     path = Path(layer.bindings[0].path)

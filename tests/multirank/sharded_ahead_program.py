@@ -42,12 +42,12 @@ def alike(rows: list[tf.Tensor], exact: bool) -> tf.Tensor:
 class Case:
     """A model, and its batches on this rank."""
 
-    def __init__(self, name: str, storage: Any = "memory", wire: str = "float32") -> None:
+    def __init__(self, name: str, storage: Any = "memory", wire: str = "float32", admission: Any = None) -> None:
         self.name, self.rows = name, ROWS
         ranks = tsps.collectives.current()
         self.random = np.random.default_rng([ranks.rank, len(name)])
         self.together = np.random.default_rng(len(name))  # draws the same on all ranks
-        config = {"initializer": keras.initializers.Constant(0.5), "seed": 7}
+        config = {"initializer": keras.initializers.Constant(0.5), "seed": 7, "admission": admission}
         self.there = tsps.Embedding(None, DIM, table=tsps.TableConfig(f"replicated_{name}", DIM, **config))
         sharded = tsps.TableConfig(f"sharded_{name}", DIM, placement=Sharded(wire), storage=storage, **config)
         self.spread = tsps.Embedding(None, DIM, table=sharded)
@@ -167,6 +167,7 @@ CASES: dict[str, tuple[Callable[[Case], None], float, dict[str, Any]]] = {
     "apart": (apart, 0.01, {"wire": "bfloat16"}),
     "refused": (refused, 0.1, {}),
     "tiered": (fit, 0.15, {"storage": tsps.Tiered(Path(sys.argv[2]) / "disk", memory=MEMORY)}),
+    "admitting": (fit, 0.15, {"admission": tsps.Admission(2, 1_000_000)}),  # large: no key is taken for another
     "older_tape": (older_tape, 0.0, {}),
 }
 

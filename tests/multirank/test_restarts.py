@@ -120,6 +120,7 @@ def test_a_custom_loop_on_two_machines_with_sharded_tables(tmp_path: Path, whole
     )
     output = finish(loaded, 1)
     assert "differed. All ranks resume with the values of rank 0" in output
+    assert "'items': keys without a row are counted from 0 again, because 2 machines had counted them" in output
     (first, _), (of_one_machine,) = content(results, 2), content(loaded.results, 1)
     for name in first:
         np.testing.assert_array_equal(of_one_machine[name], first[name], err_msg=name)

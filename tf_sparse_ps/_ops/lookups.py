@@ -406,7 +406,7 @@ def _slices(
     table_of: Sequence[int],
 ) -> list[Any]:
     """Returns the gradients of the carriers of T tables. `uuids`: those of all tables, or none."""
-    slices: list[Any] = [None] * len(keys)
+    slices: list[Any] = [None] * len(keys)  # a table without a feature has no gradient
     for t in set(table_of):
         uuid = uuids[t] if uuids else ""
         if uuid in _counted:
@@ -419,7 +419,7 @@ def _slices(
             # capture the parts of IndexedSlices.
             own_keys = tf.identity(keys[t])
         slices[t] = tf.IndexedSlices(sums[t], own_keys, _dense_shape(sums[t], uuid))
-    return slices  # a table without a feature has no known width, and no gradient
+    return slices
 
 
 def _dense_shape(sums: tf.Tensor, uuid: str) -> tf.Tensor | None:

@@ -17,18 +17,19 @@ from tf_sparse_ps.table.scan import Block
 
 
 def compare(old: StoredCheckpoint, new: StoredCheckpoint) -> dict[str, Any]:
-    """Compares rows, slots and dense variables. Rows are compared by a checksum of 64 bits.
+    """Compares rows, slots, metadata and dense variables. Rows are compared by a checksum of 64 bits.
 
     Args:
       old, new: The checkpoints, with what they build on.
 
     Returns:
       JSON: `equal`; `old` and `new`, with name and step; `tables`, by name, the numbers of rows that are `equal`,
-      `changed`, `added` and `removed`, or `only_in`, "old" or "new"; `variables`, the names of dense ones that are
+      `changed`, `added` and `removed`, or `only_in`, "old" or "new"; likewise the lines of sketches, whose names end in
+      " (counts)"; `variables`, the names of dense ones that are
       `changed`, or `only_in_old` and `only_in_new`.
     """
     tables: dict[str, Any] = {}
-    numbers = [{str(table["name"]): i for i, table in enumerate(each.manifest.tables)} for each in (old, new)]
+    numbers = [_numbers(each) for each in (old, new)]
     for name in dict.fromkeys([*numbers[0], *numbers[1]]):
         if name not in numbers[0] or name not in numbers[1]:
             tables[name] = {"only_in": "old" if name in numbers[0] else "new"}
@@ -52,6 +53,14 @@ def compare(old: StoredCheckpoint, new: StoredCheckpoint) -> dict[str, Any]:
     }
 
 
+def _numbers(checkpoint: StoredCheckpoint) -> dict[str, int]:
+    """Returns the places of tables and sketches by their names."""
+    content = checkpoint.manifest
+    names = [str(table["name"]) for table in content.row_tables]
+    sketches = [f"{names[table['sketch_of']]} (counts)" for table in content.tables[len(names) :]]
+    return {name: number for number, name in enumerate([*names, *sketches])}
+
+
 _Digests = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]
 
 
@@ -70,7 +79,9 @@ def _digests(rows: StoredRows, name: str) -> _Digests:
 
 
 def _sums(block: Block) -> npt.NDArray[np.uint64]:
-    words = np.concatenate([plane.view(np.uint32) for plane in (block.rows, *block.slots)], 1).astype(np.uint64)
+    metadata = [np.ascontiguousarray(plane).reshape(len(plane), -1) for _, plane in sorted(block.metadata.items())]
+    planes = [plane.view(np.uint32) for plane in (block.rows, *block.slots, *metadata)]
+    words = np.concatenate(planes, 1).astype(np.uint64)
     # Odd multipliers, the same ones for each checkpoint.
     weights = np.random.default_rng(1).integers(0, 1 << 63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
     sums: npt.NDArray[np.uint64] = (words * weights).sum(1, dtype=np.uint64)

@@ -81,7 +81,7 @@ def _sources(bindings: Sequence[TableBinding]) -> list[_Source]:
     return sources
 
 
-def _more_facts(source: _Source) -> dict[str, Any]:
+def _facts_of_kind(source: _Source) -> dict[str, Any]:
     if source.sketch_of is not None:
         return {"sketch_of": source.sketch_of, "nodes": source.binding.parts}
     policies = source.binding.config.policies()
@@ -99,7 +99,7 @@ def facts(bindings: Sequence[TableBinding]) -> list[dict[str, Any]]:
             "dtype": source.reader.config.dtype,
             "placement": source.binding.placement,
             "index_seed": int(source.reader.stats()["index_seed"]),
-            **_more_facts(source),
+            **_facts_of_kind(source),
         }
         for source in _sources(bindings)
     ]
@@ -236,7 +236,7 @@ class Stored:
         if stored["nodes"] != binding.parts:
             reason = f"{stored['nodes']} machines had counted them, and {binding.parts} share the table now"
         elif (info["key_limit"], info["metadata"][-1]["name"]) != (present.key_limit, present.metadata[-1].name):
-            reason = "the admission is another one"
+            reason = "expected_keys or the size of `count` (up to 15, or above) is another one"
         else:
             return []
         return [f"table {binding.config.name!r}: keys without a row are counted from 0 again, because {reason}"]

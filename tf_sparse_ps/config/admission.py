@@ -54,7 +54,11 @@ class Admission:
 
     def forgotten(self, table: str) -> str:
         """Returns the warning that the earlier counts of a table have another form, and are lost."""
-        return f"table {table} has another admission than before. Keys without a row are counted from 0 again"
+        return (
+            f"table {table}: the sketch of its admission has another form than before, because expected_keys, or the "
+            "size of `count` (up to 15, or above), is another one. Keys without a row are counted from 0 again. "
+            f"Received: admission={self}"
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""

@@ -45,4 +45,5 @@ def _tables_with_rows(group_path: str) -> str:
     """Returns names and numbers of rows of the tables that have rows, in words; "" if none has."""
     group = groups.open_group(group_path)
     tables = [(group.table_info(i)["name"], group.stats(i)["rows"]) for i in group.tables()]
-    return ", ".join(f"{name} with {rows:,} rows" for name, rows in tables if rows and not name.endswith(SKETCH))
+    sketches = {name + SKETCH for name, _ in tables}
+    return ", ".join(f"{name} with {rows:,} rows" for name, rows in tables if rows and name not in sketches)

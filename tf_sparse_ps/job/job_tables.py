@@ -19,14 +19,17 @@ from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
 from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.config.metadata import USE
+from tf_sparse_ps.config.policies import describe_changes
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError, UnsupportedError
+from tf_sparse_ps.job import stored_policies
 from tf_sparse_ps.job.cached_binding import CachedBinding
 from tf_sparse_ps.job.identity import Identity, digest
 from tf_sparse_ps.job.node_group import NodeGroup
 from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.job.table_lifetime import TableLifetimes
 from tf_sparse_ps.job.table_seeds import TableSeeds
+from tf_sparse_ps.node import job_folder
 from tf_sparse_ps.table import disk_folders, newer_rows
 from tf_sparse_ps.table.arrays import checksum
 
@@ -77,9 +80,7 @@ class JobTables:
         with binding.writing(number_of("made")) as writes:
             if writes:
                 self._make_or_attach(binding, initializer, values)
-                binding.set_eviction()
-                if binding.set_admission() and config.admission is not None:
-                    warnings.warn(config.admission.forgotten(binding.path), stacklevel=4)
+                self._set_policies(binding)
         binding.agree(0, 0)
         binding.leader_wrote_values = leader_wrote_values
         if not os.path.exists(binding.path):
@@ -101,8 +102,7 @@ class JobTables:
         initializer = config.resolved_initializer()
         seed = next(seed for seed in (config.seed, initializer.seed, seed_of_job) if seed is not None)
         config = dataclasses.replace(config, seed=seed)
-        longest = 128 if config.admission is None else 128 - len(SKETCH)
-        path = os.path.join(self._group.path, f"t{ordinal:04d}-{config.name}"[:longest])
+        path = os.path.join(self._group.path, f"t{ordinal:04d}-{config.name}"[: 128 - len(SKETCH)])
         binding_type = TableBinding if config.cache is None else CachedBinding
         binding = binding_type(
             group=self._group,
@@ -173,6 +173,19 @@ class JobTables:
                 records_use=USE in config.planes,
                 **self._shard_of(binding),
             )
+
+    def _set_policies(self, binding: TableBinding) -> None:
+        binding.set_eviction()
+        admission = binding.config.admission
+        if binding.set_admission() and admission is not None:
+            warnings.warn(admission.forgotten(binding.path), stacklevel=5)
+        if self._identity.name is None:
+            return
+        policies = binding.config.policies()
+        before = stored_policies.replace(binding.path, policies)
+        if before is not None and self._identity.rank == 0:
+            for change in describe_changes(binding.config.name, before, policies):
+                job_folder.say(change)
 
     def _attach(self, binding: TableBinding, initializer: Any) -> _table.Group:
         """Opens the table of an earlier run of this named job, and checks that this run would make the same table.

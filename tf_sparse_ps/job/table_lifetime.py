@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import gc
 import os
 import queue
@@ -27,7 +28,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.errors import NotFoundError, StateError, TableError, UnavailableError
 from tf_sparse_ps.table import groups
 
@@ -39,6 +43,22 @@ MAX_TABLES = 1024  # the largest number of tables in a group
 _LOOK_S = 0.05  # between two looks at slower ranks, each of which reads one file per rank
 _JOIN_S = 5.0
 _SCARCE = 0.25  # if less than this part of the file system is free, garbage is collected before a table is made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """A table of the job.
+
+    Attributes:
+      ordinal, path, uuid: See `TableBinding`.
+      size: The number of tables of the group: 2 with a sketch, which is removed with the table.
+    """
+
+    ordinal: int
+    path: str
+    uuid: str
+    size: int
+
 
 Wait = Callable[[Callable[[], bool], str], None]
 
@@ -57,13 +77,13 @@ class TableLifetimes:
         """
         self._session, self._wait, self._is_leader, self._removes = session, wait, is_leader, removes
         self._pid = os.getpid()
-        # Ordinal, path and uuid of released tables. Garbage is collected in any thread and between any two
-        # instructions. So `_release` only appends, and wakes the thread through a queue, which is reentrant.
-        self._released: collections.deque[tuple[int, str, str]] = collections.deque()
+        # Released tables. Garbage is collected in any thread and between any two instructions. So `_release` only
+        # appends, and wakes the thread through a queue, which is reentrant.
+        self._released: collections.deque[_Table] = collections.deque()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # protects the attributes below
         self._used = 0  # the number of tables that this process uses or, on the leader, that any rank uses
-        self._unwanted: dict[int, tuple[str, str]] = {}  # path and uuid by ordinal: tables that only other ranks use
+        self._unwanted: dict[int, _Table] = {}  # by ordinal: tables that only other ranks use
         self._closed = False
         self._next_collection = 0.0
         self._thread = threading.Thread(target=self._run, name="tsps-tables", daemon=True)
@@ -80,14 +100,15 @@ class TableLifetimes:
         if self._used and self._is_scarce(os.path.dirname(binding.path)):
             gc.collect()
             self.tidy()
-        if self._used >= MAX_TABLES:
-            self._free_one()
+        table = _Table(binding.ordinal, binding.path, binding.uuid, 1 if binding.config.admission is None else 2)
+        if self._used + table.size > MAX_TABLES:
+            self._free(table.size)
         self._session.reserve(binding.ordinal)
         with self._lock:
-            self._used += 1
+            self._used += table.size
             if self._thread.ident is None:
                 self._thread.start()
-        finalizer = weakref.finalize(binding.path_tensor, self._release, binding.ordinal, binding.path, binding.uuid)
+        finalizer = weakref.finalize(binding.path_tensor, self._release, table)
         finalizer.atexit = False  # type: ignore[misc]  # at its end, the process releases everything
 
     def _is_scarce(self, folder: str) -> bool:
@@ -105,7 +126,7 @@ class TableLifetimes:
                 return
             with eager_ops("freeing tables") as _ops:
                 while self._released:
-                    self._unmap(*self._released.popleft(), _ops)
+                    self._unmap(self._released.popleft(), _ops)
                 self._remove(_ops)
 
     def close(self) -> None:
@@ -115,11 +136,11 @@ class TableLifetimes:
         if self._thread.ident is not None and os.getpid() == self._pid:
             self._thread.join(_JOIN_S)
 
-    def _free_one(self) -> None:
-        """Frees at least one table. Raises StateError if this process uses all of them."""
+    def _free(self, size: int) -> None:
+        """Frees tables until there is space for `size` more. Raises StateError if this process uses all of them."""
         gc.collect()
         self.tidy()
-        if self._used - len(self._unwanted) >= MAX_TABLES:
+        if self._used - sum(table.size for table in self._unwanted.values()) + size > MAX_TABLES:
             raise StateError(
                 f"a job can have at most {MAX_TABLES} tables at a time, and all of them are in use. Delete layers that "
                 "are not needed any more, or let features share a table"
@@ -127,17 +148,17 @@ class TableLifetimes:
 
         def is_below_limit() -> bool:
             self.tidy()
-            return self._used < MAX_TABLES
+            return self._used + size <= MAX_TABLES
 
         # The other ranks also call this function, and collect their garbage.
         self._wait(is_below_limit, "other ranks to release tables that this rank does not need any more")
 
-    def _release(self, ordinal: int, path: str, uuid: str) -> None:
+    def _release(self, table: _Table) -> None:
         """Records that the tensor of a table was deleted. It runs wherever garbage is collected."""
         if os.getpid() != self._pid or self._closed:
             return
-        self._session.release(ordinal)
-        self._released.append((ordinal, path, uuid))
+        self._session.release(table.ordinal)
+        self._released.append(table)
         self._wake.put(None)
 
     def _run(self) -> None:
@@ -148,32 +169,35 @@ class TableLifetimes:
 
     # --- under the lock ---
 
-    def _unmap(self, ordinal: int, path: str, uuid: str, _ops: Any) -> None:
-        groups.forget(path)
-        _ops.forget_table(path)
+    def _unmap(self, table: _Table, _ops: Any) -> None:
+        for path in [table.path, table.path + SKETCH][: table.size]:
+            groups.forget(path)
+            _ops.forget_table(path)
+        if table.size > 1:
+            _ops.take_occurrences(np.empty(0, np.int64), table.uuid)  # of gradients that no step has applied
         if not self._removes:
             return
         if self._is_leader:
-            self._unwanted[ordinal] = (path, uuid)
+            self._unwanted[table.ordinal] = table
         else:
-            self._used -= 1
+            self._used -= table.size
 
     def _remove(self, _ops: Any) -> None:
-        for ordinal, (path, uuid) in list(self._unwanted.items()):
-            if not self._session.released_by_others(ordinal):
+        for table in list(self._unwanted.values()):
+            if not self._session.released_by_others(table.ordinal):
                 continue
             try:
-                with eager_ops(f"removing table {path}"):
-                    _ops.remove_table(path, uuid)
+                with eager_ops(f"removing table {table.path}"):
+                    _ops.remove_table(table.path, table.uuid)
             except NotFoundError:  # the table was never made
                 pass
             except UnavailableError:  # the writer is in the middle of a step of other tables
                 continue
             except TableError as error:
-                if os.path.exists(path):  # no warning if somebody has deleted the table
+                if os.path.exists(table.path):  # no warning if somebody has deleted the table
                     warnings.warn(
-                        f"{error}. The table {path} stays until the job ends, and uses its memory until then",
+                        f"{error}. The table {table.path} stays until the job ends, and uses its memory until then",
                         stacklevel=2,
                     )
-            del self._unwanted[ordinal]
-            self._used -= 1
+            del self._unwanted[table.ordinal]
+            self._used -= table.size

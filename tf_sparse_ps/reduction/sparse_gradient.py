@@ -130,16 +130,16 @@ def of_one_rank(gradients: Sequence[SparseGradient]) -> _ops.Merged:
     return _ops.Merged(keys, rows, _ops.counts_of(keys, [gradient.counts for gradient in gradients]))
 
 
-def as_gradients(merged: _ops.Merged, of: Sequence[SparseGradient]) -> list[SparseGradient]:
+def as_gradients(merged: _ops.Merged, contributed: Sequence[SparseGradient]) -> list[SparseGradient]:
     """Returns the reduced gradient of each table, with counts for tables that count keys.
 
     Args:
       merged: The reduced gradients.
-      of: This rank's gradients of the same tables.
+      contributed: This rank's gradients of the same tables.
     """
     return [
         SparseGradient(keys, rows, counted=gradient.counted, counts=None if gradient.counted is None else counts)
-        for keys, rows, counts, gradient in zip(*merged, of, strict=True)
+        for keys, rows, counts, gradient in zip(*merged, contributed, strict=True)
     ]
 
 

@@ -288,7 +288,7 @@ class Table(ParameterFiles):
         `evicted_unused` and `evicted_excess` count the rows that steps have evicted since the table was made, because
         they were unused, and because there were too many. `oldest_use_age` is the number of steps since the row that
         was trained last the longest ago was trained; None: there is no row, the table does not record the use of
-        rows, or it has a disk for them.
+        rows, or it has rows on disk.
 
         `admitted` counts the keys that got a row because they had occurred often enough, and `gradients_dropped` the
         gradients of keys that had not. If the table was opened with its admission, `sketch_fill` is the share of the

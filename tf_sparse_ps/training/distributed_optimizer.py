@@ -318,13 +318,15 @@ class DistributedOptimizer(_keras.Optimizer):
 
           - rows_evicted_unused: the rows that steps have evicted because no step had trained them for long enough.
           - rows_evicted_excess: the rows that steps have evicted because there were too many.
-          - oldest_use_age: the largest number of steps since a row was trained.
+          - oldest_use_age: the largest number of steps since a row was trained. 0 for tables with rows on disk.
 
           Tables that admit keys, on this node, since they were made:
 
           - rows_admitted: the rows that steps have made because their keys had occurred often enough.
           - gradients_dropped: the gradients of keys that had not.
-          - sketch_fill, sketch_error: see `Table.stats`; those of the table with the largest.
+          - sketch_fill, sketch_error: the largest values of a table, as `Table.stats` describes them.
+
+          The last three values are found by a look at all rows and counts in memory.
 
           Dense gradients:
 

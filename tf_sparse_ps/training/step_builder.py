@@ -29,7 +29,7 @@ from tf_sparse_ps.training import initial_sync, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
-_ROWS = ("admitted", "evicted_unused", "evicted_excess")
+_ROW_COUNTERS = ("admitted", "evicted_unused", "evicted_excess")
 _STEP_NUMBERS = "_tsps_step_numbers"  # attribute of a graph: the committed steps of the training steps in it
 
 
@@ -109,9 +109,9 @@ class StepBuilder:
         stats = [table.reader().stats() for table in tables if table.config.eviction or table.config.admission]
         fills = [table.reader().sketch_fill(table.config.admission) for table in tables if table.config.admission]
         return {
-            **{f"rows_{name}": float(sum(of[name] for of in stats)) for name in _ROWS},
-            "gradients_dropped": float(sum(of["gradients_dropped"] for of in stats)),
-            "oldest_use_age": float(max((of["oldest_use_age"] or 0 for of in stats), default=0)),
+            **{f"rows_{name}": float(sum(table_stats[name] for table_stats in stats)) for name in _ROW_COUNTERS},
+            "gradients_dropped": float(sum(table_stats["gradients_dropped"] for table_stats in stats)),
+            "oldest_use_age": float(max((table_stats["oldest_use_age"] or 0 for table_stats in stats), default=0)),
             "sketch_fill": max((fill or 0.0 for fill, _ in fills), default=0.0),
             "sketch_error": max((error or 0.0 for _, error in fills), default=0.0),
         }

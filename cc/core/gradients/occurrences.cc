@@ -24,7 +24,7 @@ bool Occurrences::Add(const int64_t* keys, size_t n, const std::vector<Ids>& ids
   if (lookups_.size() >= kMostLookups) {
     Lookup joined = Join(lookups_);
     lookups_.clear();
-    lookups_.push_back(std::move(joined));
+    if (joined.keys.size() <= kMostKeys) lookups_.push_back(std::move(joined));
   }
   return true;
 }
@@ -39,7 +39,9 @@ void Occurrences::Take(const int64_t* keys, size_t n, int32_t* counts) {
     return lookup.keys.size() == n && std::equal(lookup.keys.begin(), lookup.keys.end(), keys);
   };
   if (lookups.size() == 1 && is_of_step(lookups.front())) {
-    for (size_t i = 0; i < n; ++i) counts[i] = CountOfOneRank(lookups.front().occurrences[i]);
+    for (size_t i = 0; i < n; ++i) {
+      counts[i] = CountOfOneRank(std::max(1u, lookups.front().occurrences[i]));
+    }
     return;
   }
   // First in the list, so that the joined keys begin with them.

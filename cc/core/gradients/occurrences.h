@@ -26,8 +26,9 @@ class Occurrences {
   void Take(const int64_t* keys, size_t n, int32_t* counts);
 
  private:
-  // Joined when there are so many. A program may compute gradients and make no step.
-  static constexpr size_t kMostLookups = 32;
+  // Lookups are joined when there are so many. When the joined ones have so many keys, they are
+  // forgotten: a program may compute gradients and make no step.
+  static constexpr size_t kMostLookups = 32, kMostKeys = size_t{1} << 22;
 
   struct Lookup {
     std::vector<int64_t> keys;          // unique

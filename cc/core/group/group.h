@@ -310,8 +310,9 @@ class GroupWriter {
   Status SetEviction(int table, std::shared_ptr<const EvictionPolicy> policy);
   // Lets the steps of this writer add rows only as a policy says; null: always. Makes the sketch of
   // the table, if it has none. A sketch of another form is replaced, and without a policy it is
-  // removed. Returns whether counts were lost by that. FailedPrecondition: the group has another
-  // table of the sketch's name.
+  // removed. Returns whether counts were lost by that. After an error the table has no
+  // policy, and perhaps no sketch. FailedPrecondition: the group has another table of the sketch's
+  // name.
   Result<bool> SetAdmission(int table, std::shared_ptr<const AdmissionPolicy> policy);
   // Records the run of the job that this writer belongs to; its seals name it.
   void SetRun(uint64_t run_id);

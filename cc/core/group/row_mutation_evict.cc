@@ -103,7 +103,10 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
   }
   std::sort(fetched.begin(), fetched.end());
   const auto add_record = [&](uint64_t hash, uint32_t place, const RecordUse& use) {
-    if (std::binary_search(fetched.begin(), fetched.end(), place)) return;
+    if (std::binary_search(fetched.begin(), fetched.end(), place) &&
+        !TSPS_FAULT_OFF("evict.touched")) {
+      return;
+    }
     if (!policy->keep.empty() && policy->keep.count(use.key) != 0) return;
     candidates.push_back({hash, {}, place, use, 0});
   };
@@ -119,7 +122,7 @@ Status RowMutation::ChooseEvicted(RowPlan& plan) {
           if (!may_go(entry)) return;
           candidates.push_back({hash, {number, i, entry.row_plus_one}, kNoRecord, {}, 0});
         }));
-    if (store != nullptr) store->ForEachUse(begin, span, add_record);
+    if (store != nullptr) TSPS_RETURN_IF_ERROR(store->ForEachUse(begin, span, add_record));
     const RowUse* const uses = list->uses();
     size_t kept = 0;
     for (size_t i = 0; i < candidates.size(); ++i) {

@@ -24,7 +24,7 @@ Status GroupWriter::SetEviction(int table, std::shared_ptr<const EvictionPolicy>
       return Error(Code::kInvalidArgument, "table ", files.folder(), ": eviction allows ",
                    policy->max_rows, " rows, and memory of ", files.config().storage.memory,
                    " bytes has space for the places of ", places,
-                   ", in memory and on disk. Raise the memory, or lower max_rows");
+                   ", in memory and on disk. Lower max_rows, or make the table with more memory");
     }
   }
   if (policy != nullptr && policy->half_life == 0) {

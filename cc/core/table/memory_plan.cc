@@ -14,7 +14,7 @@ constexpr uint64_t kRowBytes = 58;
 constexpr uint64_t kIndexBytes = 12;  // per row that is or was on disk
 constexpr uint64_t kUseBytes = 20;    // in addition, for its key and use
 // If any number of rows is allowed, places of p bytes take p of p + 36 parts of the memory: a
-// quarter, or a half with uses. So there are equally many places per row in memory.
+// quarter, or 47 % with uses. So there are equally many places per row in memory.
 constexpr uint64_t kPlaceParts = 36;
 // Memory of reads and writes, in buffers (RecordLayout::buffer_bytes). Two appends and a slice of
 // compaction take 3, queued copies 4. The rest, 5 MiB in a large table, is for the process's

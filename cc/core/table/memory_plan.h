@@ -24,7 +24,7 @@ struct RowCost {
   bool has_use;
 };
 // Returns how the memory of a storage is divided. `most_rows` is the most that the table can have;
-// 0: any number, and then a quarter of the memory or, with uses, a half is reserved for the places
+// 0: any number, and then a quarter of the memory or, with uses, 47 % is reserved for the places
 // of rows on disk.
 MemoryPlan PlanMemory(const TieredStorage& storage, const RowCost& row, uint64_t most_rows);
 // Returns the least memory that can hold `rows` rows.

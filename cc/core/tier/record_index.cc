@@ -385,16 +385,22 @@ void RecordIndex::ForEach(const Visit& visit) const {
   }
 }
 
-void RecordIndex::ForEachUse(uint64_t first, uint64_t last, const VisitUse& visit) const {
+Status RecordIndex::ForEachUse(uint64_t first, uint64_t last, const VisitUse& visit) const {
   const uint32_t depth = header().depth;
+  bool astray = false;
   for (uint32_t i = Leading(first, depth); i <= Leading(last, depth);) {
     const State& state = StateOf(directory(depth)[i]);
     ForEachEntry(state, [&](uint32_t number, uint32_t at) {
       const uint64_t tag = TagAt(page(number), at);
-      if (tag >= first && tag <= last) visit(page(number).places[at], use(number, at));
+      if (tag < first || tag > last) return;
+      const RecordUse& found = use(number, at);
+      astray |= TagOf(found.key, seed_) != tag;
+      visit(page(number).places[at], found);
     });
+    if (astray) return Damaged(uses_->path(), "a key in it has another tag than its entry");
     i = (state.pattern + 1) << (depth - state.depth);
   }
+  return {};
 }
 
 }  // namespace tsps

@@ -60,8 +60,9 @@ class RecordIndex {
   using Visit = std::function<void(uint64_t tag, uint32_t place)>;
   void ForEach(const Visit& visit) const;
   // Visits every entry of an index with uses whose tag is `first` to `last`.
+  // DataLoss: the key of an entry has another tag.
   using VisitUse = std::function<void(uint32_t place, const RecordUse& use)>;
-  void ForEachUse(uint64_t first, uint64_t last, const VisitUse& visit) const;
+  Status ForEachUse(uint64_t first, uint64_t last, const VisitUse& visit) const;
   // Returns the number of entries. Thread-safe.
   uint64_t live() const { return live_.load(std::memory_order_relaxed); }
   // Returns the bytes of shared memory, including pages that are free at the moment.

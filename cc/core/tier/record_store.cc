@@ -241,20 +241,21 @@ Status RecordStore::Stage(const int64_t* keys, size_t n) {
   return {};
 }
 
-void RecordStore::ForEachUse(uint64_t begin, uint64_t span, const VisitUse& visit) const {
+Status RecordStore::ForEachUse(uint64_t begin, uint64_t span, const VisitUse& visit) const {
   constexpr int kShift = 64 - kTagBits;
   const auto look = [&](uint64_t first, uint64_t last) {
-    index_->ForEachUse(first >> kShift, last >> kShift, [&](uint32_t place, const RecordUse& use) {
-      const uint64_t hash = HashKey(use.key, index_->seed());
-      if (hash - begin <= span) visit(hash, place, use);
-    });
+    return index_->ForEachUse(first >> kShift, last >> kShift,
+                              [&](uint32_t place, const RecordUse& use) {
+                                const uint64_t hash = HashKey(use.key, index_->seed());
+                                if (hash - begin <= span) visit(hash, place, use);
+                              });
   };
   const uint64_t end = begin + span;  // modulo 2^64
   if (end >= begin) return look(begin, end);
   // If one tag belongs to both ends, the entries of all tags are looked at once.
   if (end >> kShift == begin >> kShift) return look(0, UINT64_MAX);
-  look(begin, UINT64_MAX);
-  look(0, end);
+  TSPS_RETURN_IF_ERROR(look(begin, UINT64_MAX));
+  return look(0, end);
 }
 
 // --- Moves. ---

@@ -110,9 +110,10 @@ class RecordStore {
   const Status& compaction_status() const { return compaction_->status(); }
 
   // Visits the rows in the store whose keys have the hashes `begin` to `begin + span`, modulo 2^64.
-  // Reads no record. Only if the layout has uses; not while rows move.
+  // Reads no record. Only if the layout has uses; not while rows move. DataLoss: the index is
+  // damaged.
   using VisitUse = std::function<void(uint64_t hash, uint32_t place, const RecordUse& use)>;
-  void ForEachUse(uint64_t begin, uint64_t span, const VisitUse& visit) const;
+  Status ForEachUse(uint64_t begin, uint64_t span, const VisitUse& visit) const;
 
   // Returns the number of the next moves, which the state of their mutation publishes.
   uint32_t next_number() const { return state_.number + 1; }

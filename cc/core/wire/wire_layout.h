@@ -31,7 +31,7 @@
 
 namespace tsps {
 
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;  // 1: counts have no occurrences
 constexpr unsigned char kWireMagic[8] = {'t', 's', 'p', 's', 'w', 'i', 'r', 'e'};
 constexpr size_t kMaxWireRows = INT32_MAX;  // per table
 constexpr size_t kMaxWireDim = 1 << 16;     // the limit of tables
