@@ -64,7 +64,6 @@ def test_kept_keys_are_sorted_and_may_be_strings() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"storage": tsps.Tiered("/disk", memory="1GiB")}, UnsupportedError, "rows on disk"),
         ({"cache": tsps.DeviceCache(rows=10)}, UnsupportedError, "device cache"),
         ({"max_rows": 9}, ValueError, "max_rows=10 exceeds the table's max_rows=9"),
         ({"key_limit": 5}, ValueError, "keeps key 7"),

@@ -18,6 +18,7 @@
 #include "core/os/directory.h"
 #include "core/os/mapped_file.h"
 #include "core/tier/disk_totals.h"
+#include "core/tier/record_files.h"
 #include "core/tier/record_reads.h"
 
 namespace tsps {
