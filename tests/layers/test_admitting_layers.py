@@ -311,7 +311,8 @@ def test_a_damaged_count_is_found(tmp_path: Path) -> None:
 _NAMED = """
 import numpy as np, tensorflow as tf, tf_sparse_ps as tsps
 layer = tsps.Embedding(None, 4, name="e", POLICIES)
-model = tf.keras.Sequential([layer, tf.keras.layers.Flatten(), tf.keras.layers.Dense(1)])
+inputs = tf.keras.Input((3,), dtype="int64")
+model = tf.keras.Model(inputs, tf.keras.layers.Dense(1)(tf.keras.layers.Flatten()(layer(inputs))))
 model.compile(tsps.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
 model.train_on_batch(np.array([[7, 8, 8]]), np.ones((1, 1)))
 print(sorted(layer.bindings[0].reader().keys().tolist()))
