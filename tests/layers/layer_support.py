@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Each run has a folder of its own, so that a test may check its whole content.
@@ -44,6 +45,27 @@ def compiled(layer: object, **kwargs: object) -> keras.Model:
     return model
 
 
+def layer_and_model(kind: str, **policy: tsps.Admission | tsps.Eviction) -> tuple[Any, keras.Model]:
+    """Returns a layer with a table policy, and the uncompiled model of it: ids[batch, 3] -> layer -> one output.
+
+    ``kind`` says where the policy is given and to which layer.
+    """
+    config = tsps.TableConfig("t", 4, **policy)
+    layers = {
+        "argument": lambda: tsps.Embedding(None, 4, **policy),
+        "table": lambda: tsps.Embedding(None, 4, table=config),
+        "reduce": lambda: tsps.EmbeddingReduce(None, 4, **policy),
+        "collection": lambda: tsps.EmbeddingCollection({"a": tsps.FeatureConfig(config)}),
+        "pooled collection": lambda: tsps.EmbeddingCollection({"a": tsps.FeatureConfig(config, combiner="sum")}),
+    }
+    layer = layers[kind]()
+    return layer, functional((lambda ids: layer({"a": ids})["a"]) if "collection" in kind else layer)
+
+
+def table_of(layer: Any) -> tsps.Table:
+    return layer.bindings[0].reader()
+
+
 IDS = np.array([[1, 2, 3], [3, 0, 9]], np.int64)
 TARGETS = np.array([[1.0], [-1.0]], np.float32)
 
@@ -58,4 +80,15 @@ def run_child(code: str, **environment: str) -> str:
     return done.stdout
 
 
-__all__ = ["FOLDER", "IDS", "TARGETS", "assign", "compiled", "functional", "run_child", "tf"]
+__all__ = [
+    "FOLDER",
+    "IDS",
+    "TARGETS",
+    "assign",
+    "compiled",
+    "functional",
+    "layer_and_model",
+    "run_child",
+    "table_of",
+    "tf",
+]

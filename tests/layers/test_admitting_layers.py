@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_support import compiled, functional, keras, run_forked
+from layer_support import compiled, functional, keras, layer_and_model, run_forked, table_of
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.errors import StateError, UnsupportedError
 
 ADMISSION = tsps.Admission(3, 1000)
 TARGETS = np.ones((2, 1), np.float32)
-
-
-def table_of(layer: Any) -> tsps.Table:
-    return layer.bindings[0].reader()
 
 
 def keys_of(layer: Any) -> list[int]:
@@ -34,18 +30,7 @@ def train(model: Any, ids: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("kind", ["argument", "table", "reduce", "collection", "pooled collection"])
 def test_the_third_occurrence_makes_a_row_and_trains_it(kind: str) -> None:
-    config = tsps.TableConfig("t", 4, admission=ADMISSION)
-    layers = {
-        "argument": lambda: tsps.Embedding(None, 4, admission=ADMISSION),
-        "table": lambda: tsps.Embedding(None, 4, table=config),
-        "reduce": lambda: tsps.EmbeddingReduce(None, 4, admission=ADMISSION),
-        "collection": lambda: tsps.EmbeddingCollection({"a": tsps.FeatureConfig(config)}),
-        "pooled collection": lambda: tsps.EmbeddingCollection({"a": tsps.FeatureConfig(config, combiner="sum")}),
-    }
-    layer = layers[kind]()
-    inputs = keras.Input((3,), dtype="int64")
-    rows = layer({"a": inputs})["a"] if "collection" in kind else layer(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    layer, model = layer_and_model(kind, admission=ADMISSION)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
     model.compile(optimizer, "mse")
     model.build((None, 3))

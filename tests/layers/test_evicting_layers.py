@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_support import compiled, keras
+from layer_support import compiled, keras, layer_and_model, table_of
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.errors import StateError
 
 EVICTION = tsps.Eviction(max_rows=60, keep=[1])
-
-
-def table_of(layer: Any) -> tsps.Table:
-    return layer.bindings[0].reader()
 
 
 def data(batches: int, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -33,17 +29,7 @@ def fit(model: Any, batches: int, first: int = 0) -> None:
 
 @pytest.mark.parametrize("kind", ["argument", "table", "reduce", "collection"])
 def test_training_evicts(kind: str) -> None:
-    config = tsps.TableConfig("t", 4, eviction=EVICTION)
-    layers = {
-        "argument": lambda: tsps.Embedding(None, 4, eviction=EVICTION),
-        "table": lambda: tsps.Embedding(None, 4, table=config),
-        "reduce": lambda: tsps.EmbeddingReduce(None, 4, eviction=EVICTION),
-        "collection": lambda: tsps.EmbeddingCollection({"a": tsps.FeatureConfig(config)}),
-    }
-    layer = layers[kind]()
-    inputs = keras.Input((3,), dtype="int64")
-    rows = layer({"a": inputs})["a"] if kind == "collection" else layer(inputs)
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    layer, model = layer_and_model(kind, eviction=EVICTION)
     optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1))
     model.compile(optimizer, "mse")
     fit(model, 5)
