@@ -66,6 +66,7 @@ void BenchKernels(const BenchOptions& options);
 void BenchGroup(const BenchOptions& options);
 void BenchWire(const BenchOptions& options);
 void BenchCache(const BenchOptions& options);
+void BenchServing(const BenchOptions& options);
 
 }  // namespace tsps
 

@@ -1,4 +1,4 @@
-// core_bench kernels|group|wire|cache [threads=2] [ids=213000] [rows=1000000] [dim=64]
+// core_bench kernels|group|wire|cache|serving [threads=2] [ids=213000] [rows=1000000] [dim=64]
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -20,9 +20,12 @@ int main(int argc, char** argv) {
     tsps::BenchWire(options);
   } else if (suite == "cache") {
     tsps::BenchCache(options);
+  } else if (suite == "serving") {
+    tsps::BenchServing(options);
   } else {
-    std::fprintf(stderr,
-                 "usage: core_bench kernels|group|wire|cache [threads] [ids] [rows] [dim]\n");
+    std::fprintf(
+        stderr,
+        "usage: core_bench kernels|group|wire|cache|serving [threads] [ids] [rows] [dim]\n");
     return 2;
   }
   return 0;

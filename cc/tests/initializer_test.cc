@@ -87,6 +87,24 @@ TEST(Philox, GivesThePublishedAnswers) {
   }
 }
 
+// Vectors of blocks have the words of single blocks, also where block numbers exceed 32 bits.
+TEST(Philox, BlocksEqualSingleOnes) {
+  for (const uint64_t first : {uint64_t{0}, uint64_t{3}, (uint64_t{1} << 32) - 7}) {
+    for (const size_t n : {1, 7, 8, 9, 16, 31, 40}) {
+      const uint64_t key = 0x8000000012345678;
+      std::vector<uint32_t> words(4 * n);
+      PhiloxBlocks(11, 22, key, first, n, words.data());
+      for (size_t i = 0; i < n; ++i) {
+        const uint64_t block = first + i;
+        uint32_t single[4] = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
+                              static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32)};
+        Philox4x32x10(11, 22, single);
+        for (size_t word = 0; word < 4; ++word) ASSERT_EQ(words[4 * i + word], single[word]);
+      }
+    }
+  }
+}
+
 TEST(NormalQuantile, InvertsTheDistributionFunction) {
   for (double p = 1e-10; p < 0.5; p *= 1.01) {
     const double q = p - 0.5;

@@ -35,4 +35,15 @@
 #define TSPS_SIMD_CLONES
 #endif
 
+// Some loops are written by hand for AVX2 and AVX-512, with `#pragma GCC target`. They check the
+// processor, and have a portable equivalent with the same bits.
+#if defined(__x86_64__) && !defined(TFSPS_SIMD_BASELINE)
+#define TSPS_HAS_AVX2 1
+#if defined(TFSPS_SIMD_AVX2)
+#define TSPS_HAS_AVX512 false
+#else
+#define TSPS_HAS_AVX512 true
+#endif
+#endif
+
 #endif  // TFSPS_CORE_BASE_SIMD_H_

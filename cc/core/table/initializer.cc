@@ -28,15 +28,8 @@ uint64_t Mix(uint64_t x) {
 // The counter is (key, block), so no two pairs (key, position) share one. The Philox key mixes seed
 // and salt; it differs for any two salts of one seed.
 void RandomWords(uint64_t philox_key, uint64_t key, size_t first, size_t n, uint32_t* words) {
-  for (size_t i = 0; i < n; i += 4, words += 4) {
-    const uint64_t block = (first + i) / 4;
-    words[0] = static_cast<uint32_t>(key);
-    words[1] = static_cast<uint32_t>(key >> 32);
-    words[2] = static_cast<uint32_t>(block);
-    words[3] = static_cast<uint32_t>(block >> 32);
-    Philox4x32x10(static_cast<uint32_t>(philox_key), static_cast<uint32_t>(philox_key >> 32),
-                  words);
-  }
+  PhiloxBlocks(static_cast<uint32_t>(philox_key), static_cast<uint32_t>(philox_key >> 32), key,
+               first / 4, (n + 3) / 4, words);
 }
 
 // Writes uniform values from 24 bits, the precision of a float. They are scaled in double, because

@@ -3,13 +3,12 @@
 #ifndef TFSPS_CORE_TABLE_PHILOX_H_
 #define TFSPS_CORE_TABLE_PHILOX_H_
 
+#include <cstddef>
 #include <cstdint>
 
 namespace tsps {
 
-// Replaces the counter in `word` by four random words, in 7 ns. Computing several blocks in
-// parallel lanes was slower (10 ns), because GCC finds no vector form of the widening
-// multiplications.
+// Replaces the counter in `word` by four random words, in 7 ns.
 inline void Philox4x32x10(uint32_t key0, uint32_t key1, uint32_t word[4]) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = uint64_t{0xD2511F53} * word[0];
@@ -22,6 +21,12 @@ inline void Philox4x32x10(uint32_t key0, uint32_t key1, uint32_t word[4]) {
     key1 += 0xBB67AE85;
   }
 }
+
+// Writes the random words of the counters (key, first_block + i), n blocks of four words each. A
+// block takes 3 ns with AVX2, and 2 with AVX-512, if there are 8 or 16 of them. (GCC finds no
+// vector form of the widening multiplications, so these are written by hand.)
+void PhiloxBlocks(uint32_t key0, uint32_t key1, uint64_t key, uint64_t first_block, size_t n,
+                  uint32_t* words);
 
 }  // namespace tsps
 
