@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
         TableConfig,
         Tiered,
     )
+    from tf_sparse_ps.exporting.exporter import export
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
+    from tf_sparse_ps.serving import ServingTable
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
     from tf_sparse_ps.training.gradient_tape import DistributedGradientTape
@@ -45,6 +47,7 @@ __all__ = [
     "Eviction",
     "FeatureConfig",
     "MetadataPlane",
+    "ServingTable",
     "Sharded",
     "Table",
     "TableConfig",
@@ -54,6 +57,7 @@ __all__ = [
     "collectives",
     "config",
     "errors",
+    "export",
     "init",
     "job",
     "keys",
@@ -81,6 +85,8 @@ _HOME = {
     "Sharded": "config",
     "Tiered": "config",
     "Table": "table",
+    "ServingTable": "serving",
+    "export": "exporting.exporter",
     "DistributedOptimizer": "training.distributed_optimizer",
     "DistributedGradientTape": "training.gradient_tape",
     "lookahead": "training.look_ahead",

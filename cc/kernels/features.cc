@@ -57,14 +57,13 @@ Status UniqueKeys::Init(const KernelContext& context, const Features& features,
                         const std::vector<TableHandle>& tables, int keys, int inverses,
                         Executor& executor, bool in_step, bool* refused) {
   *refused = false;
-  OpenGroup& owner = *tables.front().owner;
-  if (!in_step) TSPS_RETURN_IF_ERROR(ReportObjection(owner));
+  if (!in_step) TSPS_RETURN_IF_ERROR(ReportObjection(tables.front()));
   const auto path = [&](size_t t) { return tables[t].path(); };
   TSPS_RETURN_IF_ERROR(Dedupe(context, features, keys, inverses, path, executor));
   for (size_t t = 0; t < tables.size(); ++t) {
     if (CheckKeys(tables[t].config(), keys_[t].data(), keys_[t].size()).ok()) continue;
     const Status error = CheckIds(features, tables, ids_);  // names the position in the ids
-    *refused = in_step && owner.Object(error);
+    *refused = in_step && tables[t].served == nullptr && tables[t].owner->Object(error);
     return *refused ? Status() : error;
   }
   return Status();
@@ -106,7 +105,7 @@ std::vector<RowGather> UniqueKeys::Gathers(const std::vector<TableHandle>& table
   std::vector<RowGather> gathers;
   for (size_t t = 0; t < tables.size(); ++t) {
     gathers.emplace_back(tables[t].known, tables[t].table, keys_[t].data(), keys_[t].size(),
-                         tables[t].group().row_numbers().enabled());
+                         tables[t].served == nullptr && tables[t].group().row_numbers().enabled());
   }
   return gathers;
 }
@@ -127,8 +126,9 @@ Result<Tensor> OutputRows(const KernelContext& context, int feature, const Tenso
   return context.Output<float>(feature, shape);
 }
 
-Status ReportObjection(OpenGroup& owner) {
-  const Status objection = owner.TakeObjection();
+Status ReportObjection(const TableHandle& table) {
+  if (table.served != nullptr) return Status();
+  const Status objection = table.owner->TakeObjection();
   if (objection.ok()) return objection;
   return Error(objection.code(),
                "an earlier lookup of a training step failed, so the step was not made: ",
@@ -211,6 +211,16 @@ Result<Bags> Bags::Read(const KernelContext& context, const Features& features, 
 
 Status ReadRows(const std::vector<TableHandle>& tables, std::vector<RowGather>& gathers,
                 Executor& executor, const std::function<void(size_t gather)>& read) {
+  if (tables.front().served != nullptr) {
+    for (size_t i = 0; i < gathers.size(); ++i) {
+      const auto look_up = [&](const int64_t* keys, size_t n, float* rows) {
+        return tables[i].served->Lookup(keys, n, rows, executor);
+      };
+      TSPS_RETURN_IF_ERROR(gathers[i].Find(look_up));
+      read(i);
+    }
+    return Status();
+  }
   std::vector<size_t> sizes;
   for (const RowGather& gather : gathers) sizes.push_back(gather.n());
   const auto attempt = [&](const ReadView& view) {

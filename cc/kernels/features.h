@@ -77,8 +77,9 @@ Result<Tensor> OutputRows(const KernelContext& context, int feature, const Tenso
                           const TableHandle& table);
 
 // Returns the error of a lookup of a training step that failed and whose step was not made
-// (OpenGroup::Object), or OK. Lookups outside of training steps call it first.
-Status ReportObjection(OpenGroup& owner);
+// (OpenGroup::Object), or OK. Lookups outside of training steps call it first. `table` is one of
+// the lookup.
+Status ReportObjection(const TableHandle& table);
 
 // Refuses ids that are out of their table's range. Names table, feature, position, id and limit.
 Status CheckIds(const Features& features, const std::vector<TableHandle>& tables,

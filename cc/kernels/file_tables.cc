@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -127,11 +128,6 @@ Loaded& AllLoaded() {
 
 }  // namespace
 
-bool IsParameterFile(const std::string& path) {
-  struct stat file{};
-  return stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode);
-}
-
 Result<std::vector<TableHandle>> OpenParameterFiles(const std::vector<std::string>& paths) {
   std::string identity;
   for (const std::string& path : paths) identity += Identity(path);
@@ -158,6 +154,13 @@ Result<std::vector<TableHandle>> OpenParameterFiles(const std::vector<std::strin
   }
   if (group == nullptr) return status;
   known = group;
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    std::fprintf(stderr,
+                 "tf_sparse_ps: %s is from an older export, so each process loads a copy of its "
+                 "tables. Export the model again to share one copy between processes\n",
+                 paths.front().c_str());
+  });
   std::vector<TableHandle> tables;
   for (size_t i = 0; i < paths.size(); ++i) {
     TSPS_ASSIGN_OR_RETURN(TableHandle table, TableHandle::Of(group, static_cast<int>(i)));

@@ -1,5 +1,5 @@
-// Tables in sparse-parameter files: a SavedModel contains them as assets, and lookups read them
-// without a job.
+// Tables of older exports: their SavedModels have sparse-parameter files as assets, which each
+// process loads into memory of its own. Newer ones are in served_tables.h.
 #ifndef TFSPS_KERNELS_FILE_TABLES_H_
 #define TFSPS_KERNELS_FILE_TABLES_H_
 
@@ -11,9 +11,6 @@
 #include "kernels/group_registry.h"
 
 namespace tsps {
-
-// Returns whether `path` is a regular file, and therefore not a table of a group.
-bool IsParameterFile(const std::string& path);
 
 // Loads the files into one group of this process, and returns its tables in the order of the files.
 // After loading, the group has no name in the file system, and it is freed with the last handle.

@@ -8,6 +8,7 @@
 
 #include "core/base/fault_point.h"
 #include "kernels/file_tables.h"
+#include "kernels/served_tables.h"
 
 namespace tsps {
 namespace {
@@ -184,7 +185,7 @@ void OpenGroup::Close() {
 
 Result<TableHandle> TableHandle::Of(std::shared_ptr<OpenGroup> owner, int table) {
   TSPS_ASSIGN_OR_RETURN(auto known, owner->group().Config(table));
-  return TableHandle{std::move(owner), table, std::move(known)};
+  return TableHandle{std::move(owner), table, std::move(known), nullptr};
 }
 
 // --- GroupRegistry ---
@@ -295,7 +296,7 @@ void GroupRegistry::CloseAll() {
 // --- TableCache ---
 
 Result<TableCache::Tables> TableCache::Resolve(const KernelContext& context, int paths, int uuids,
-                                               int n) {
+                                               int n, bool accept_served) {
   std::shared_ptr<const Entry> entry;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -323,11 +324,19 @@ Result<TableCache::Tables> TableCache::Resolve(const KernelContext& context, int
   if (current) return entry->tables;
 
   auto tables = std::make_shared<std::vector<TableHandle>>();
-  const bool from_files = !fresh->paths.empty() && IsParameterFile(fresh->paths.front());
-  if (from_files) {
+  const TableSource source =
+      fresh->paths.empty() ? TableSource::kGroup : SourceOf(fresh->paths.front());
+  if (source == TableSource::kParameterFile) {
     TSPS_ASSIGN_OR_RETURN(*tables, OpenParameterFiles(fresh->paths));
+  } else if (source == TableSource::kServed) {
+    if (!accept_served) {
+      return Error(Code::kFailedPrecondition, fresh->paths.front(),
+                   " is a table of a served version, which cannot be trained. Train the model "
+                   "that it was exported from");
+    }
+    TSPS_ASSIGN_OR_RETURN(*tables, OpenServedTables(fresh->paths));
   }
-  for (size_t i = 0; !from_files && i < fresh->paths.size(); ++i) {
+  for (size_t i = 0; source == TableSource::kGroup && i < fresh->paths.size(); ++i) {
     TSPS_ASSIGN_OR_RETURN(TableHandle table, registry.OpenTable(fresh->paths[i], fresh->uuids[i]));
     if (!tables->empty() && table.owner != tables->front().owner) {
       return Error(Code::kInvalidArgument,

@@ -18,6 +18,7 @@
 #include "core/base/status.h"
 #include "core/exchange/node_exchange.h"
 #include "core/group/group.h"
+#include "core/serving/serving_table.h"
 #include "core/wire/wire_buffers.h"
 #include "kernels/row_pulls.h"
 #include "kernels/tensors.h"
@@ -95,16 +96,19 @@ class OpenGroup {
   Status objection_;
 };
 
-// A table of an open group. A handle keeps no mapping.
+// A table of an open group, or of a served version. A handle keeps no mapping of a group.
 struct TableHandle {
-  std::shared_ptr<OpenGroup> owner;
+  std::shared_ptr<OpenGroup> owner;  // null: the table is served
   int table = 0;
-  std::shared_ptr<const TableConfig> known;  // the configuration, also after the table's removal
+  std::shared_ptr<const TableConfig> known;    // the configuration, also after the table's removal
+  std::shared_ptr<const ServingTable> served;  // null: the table is in a group
 
   static Result<TableHandle> Of(std::shared_ptr<OpenGroup> owner, int table);
   Group& group() const { return owner->group(); }
   const TableConfig& config() const { return *known; }
-  std::string path() const { return group().path() + "/" + config().name; }
+  std::string path() const {
+    return served != nullptr ? served->path() : group().path() + "/" + config().name;
+  }
 };
 
 // Thread-safe.
@@ -159,8 +163,10 @@ class TableCache {
   using Tables = std::shared_ptr<const std::vector<TableHandle>>;
 
   // Reads `n` paths from input `paths` on and `n` uuids from input `uuids` on. InvalidArgument,
-  // naming two tables: they are not all of one group.
-  Result<Tables> Resolve(const KernelContext& context, int paths, int uuids, int n);
+  // naming two tables: they are not all of one group. FailedPrecondition: a table is served, and
+  // the caller does not accept that.
+  Result<Tables> Resolve(const KernelContext& context, int paths, int uuids, int n,
+                         bool accept_served = false);
 
  private:
   struct Entry {

@@ -26,7 +26,8 @@ class LookupKernel {
   Status Compute(const KernelContext& context) {
     const WorkSpan span("lookup");
     const int n = features_.n, t = features_.tables;
-    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, n, n + t, t));
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
+                          cache_.Resolve(context, n, n + t, t, /*accept_served=*/true));
     TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, n + 2 * t));
     const std::shared_ptr<Executor> executor = SharedExecutor();
     UniqueKeys unique;
@@ -70,9 +71,10 @@ class ReadRowsKernel {
   Status Compute(const KernelContext& context) {
     const WorkSpan span("read rows");
     const int n = features_.n, t = features_.tables;
-    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables, cache_.Resolve(context, n, n + t, t));
+    TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
+                          cache_.Resolve(context, n, n + t, t, /*accept_served=*/true));
     TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, n + 2 * t));
-    if (!in_step_) TSPS_RETURN_IF_ERROR(ReportObjection(*tables->front().owner));
+    if (!in_step_) TSPS_RETURN_IF_ERROR(ReportObjection(tables->front()));
     std::vector<Tensor> ids;
     for (int f = 0; f < n; ++f) {
       TSPS_ASSIGN_OR_RETURN(Tensor feature, context.Input(f));
@@ -84,16 +86,22 @@ class ReadRowsKernel {
       ids.push_back(std::move(feature));
     }
     TSPS_RETURN_IF_ERROR(CheckIds(features_, *tables, ids));
+    const std::shared_ptr<Executor> executor = SharedExecutor();
     std::vector<Tensor> rows;
     std::vector<RowGather> gathers;
     for (int f = 0; f < n; ++f) {
       const Tensor& feature = ids[static_cast<size_t>(f)];
       const TableHandle& table = features_.In(*tables, f);
       TSPS_ASSIGN_OR_RETURN(Tensor output, OutputRows(context, f, feature, table));
+      if (table.served != nullptr) {  // directly to the output
+        TSPS_RETURN_IF_ERROR(table.served->Lookup(feature.data<int64_t>(), feature.size(),
+                                                  output.data<float>(), *executor));
+        continue;
+      }
       rows.push_back(std::move(output));
       gathers.emplace_back(table.known, table.table, feature.data<int64_t>(), feature.size());
     }
-    const std::shared_ptr<Executor> executor = SharedExecutor();
+    if (gathers.empty()) return Status();
     return ReadRows(*tables, gathers, *executor,
                     [&](size_t f) { gathers[f].CopyAll(rows[f].data<float>(), *executor); });
   }

@@ -24,7 +24,7 @@ class PooledLookupKernel {
   Status Compute(const KernelContext& context) {
     const int n = features_.n, t = features_.tables;
     TSPS_ASSIGN_OR_RETURN(const TableCache::Tables tables,
-                          cache_.Resolve(context, 3 * n, 3 * n + t, t));
+                          cache_.Resolve(context, 3 * n, 3 * n + t, t, /*accept_served=*/true));
     TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, 3 * n + 2 * t));
     for (int f = 0; f < n; ++f) {
       TSPS_RETURN_IF_ERROR(context.Input(f, 1, "ids").status());

@@ -84,6 +84,7 @@ FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_
 void BindGroup(py::module_& module);
 void BindNodeRanks(py::module_& module);
 void BindParameterFile(py::module_& module);
+void BindServing(py::module_& module);
 
 }  // namespace tsps
 

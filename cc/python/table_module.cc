@@ -5,10 +5,12 @@
 #include "python/convert.h"
 
 PYBIND11_MODULE(_table, module) {
-  module.doc() = "Table groups and sparse-parameter files. Private: use tf_sparse_ps.Table.";
+  module.doc() =
+      "Table groups, sparse-parameter files and served tables. Private: use tf_sparse_ps.Table.";
   tsps::BindGroup(module);
   tsps::BindNodeRanks(module);
   tsps::BindParameterFile(module);
+  tsps::BindServing(module);
   module.def("slot_widths", &tsps::SlotWidths, pybind11::arg("kind"), pybind11::arg("dim"),
              "Returns the floats per row of each slot of an update rule.");
   module.def("owners", &tsps::Owners, pybind11::arg("keys"), pybind11::arg("nodes"));

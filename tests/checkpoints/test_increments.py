@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from tables_support import (
 )
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import checked_json
 from tf_sparse_ps.checkpoints import fault_points, increments, stored_checkpoint, tables
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.errors import DamagedFileError, NotSavedError
@@ -363,7 +365,7 @@ def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
     model = make_model()
     train(model, np.random.default_rng(12), 100)
     path = Path(checkpointer(tmp_path, model).save())
-    content = manifest.json.loads((path / manifest.NAME).read_bytes())["content"]
+    content = json.loads((path / manifest.NAME).read_bytes())["content"]
     content["version"] = 1
     for name in ("run", "chain"):
         del content[name]
@@ -371,7 +373,7 @@ def test_a_checkpoint_of_the_version_before_is_read(tmp_path: Path) -> None:
         (part,) = table.pop("parts")
         table["file"] = part["file"]
         del table["id"]
-    (path / manifest.NAME).write_bytes(manifest._encode(content))
+    (path / manifest.NAME).write_bytes(checked_json.encode(content))
     restored_model = make_model()
     assert checkpointer(tmp_path, restored_model).restore() == str(path)
     assert of_tables(restored_model) == of_tables(model)

@@ -164,7 +164,8 @@ def describe(kind: str, folder: Path) -> dict[str, Any]:
     determine some of them, it has the names and types of what this library has written.
 
     Args:
-      kind: "group", "parameter-file", "checkpoint", "keras-file", "tf-checkpoint", "saved-model" or "bucket-plan".
+      kind: "group", "parameter-file", "checkpoint", "keras-file", "tf-checkpoint", "saved-model", "version" or
+        "bucket-plan".
       folder: The folder of the entry's files.
     """
     parts: dict[str, Any] = {}
@@ -176,16 +177,16 @@ def describe(kind: str, folder: Path) -> dict[str, Any]:
             parts[name] = _digest(_without_process(path).rstrip(b"\0"))
         elif kind == "parameter-file":
             parts[name] = _digest(path.read_bytes())
-        elif path.suffix == ".tfsps":
-            parts[_asset_name(name)] = _parameter_file(path)
+        elif path.suffix in (".tfsps", ".serving"):
+            parts[_asset_name(name)] = _table_file(path)
         elif path.suffix == ".npz":
             with np.load(path) as arrays:
                 parts[name] = "NumPy archive with facts" if "facts" in arrays.files else "NumPy archive"
-        elif path.suffix == ".json" and kind in ("checkpoint", "bucket-plan"):
+        elif path.suffix == ".json" and kind in ("checkpoint", "bucket-plan", "version"):
             parts[name] = _schema(json.loads(path.read_text()))
         elif path.suffix == ".keras":
             parts[name] = _keras_file(path)
-    if kind == "saved-model":
+    if kind in ("saved-model", "version"):
         parts["ops"] = _ops(folder)
     if kind == "tf-checkpoint":
         parts["tables"] = _tables_of_tf_checkpoint(folder)
@@ -197,8 +198,10 @@ def _digest(data: bytes) -> str:
 
 
 def _asset_name(name: str) -> str:
-    """Returns an asset's name without the number that TensorFlow or a job adds."""
+    """Returns a name without the numbers that TensorFlow, a job or an export adds."""
     folder, _, file = name.rpartition("/")
+    if file.endswith(".serving"):
+        return f"{folder[: folder.rindex('/')]}/{folder.split('-', 1)[-1]}/{file.rpartition('-')[0]}"
     return f"{folder}/{file.split('-', 1)[-1]}" if folder.endswith("assets") else name
 
 
@@ -212,6 +215,15 @@ def _without_process(path: Path) -> bytes:
     elif path.name == "table":
         del data[33:]
     return bytes(data)
+
+
+def _table_file(path: Path) -> dict[str, Any]:
+    """Describes the header of a file with rows."""
+    data = path.read_bytes()[:288]
+    if data[1:5] != b"TSRV":
+        return _parameter_file(path)
+    names = ("version", "header_bytes", "dim", "row_code", "row_type", "is_layer")
+    return dict(zip(names, struct.unpack_from("<6I", data, 8), strict=True))
 
 
 def _parameter_file(path: Path) -> dict[str, Any]:
@@ -296,13 +308,15 @@ def _tables_of_tf_checkpoint(folder: Path) -> list[Any]:
 
 
 def _ops(folder: Path) -> list[Any]:
-    """Describes the ops of this library in a SavedModel: their names, attributes and numbers of inputs."""
+    """Describes the ops of this library in SavedModels: their names, attributes and numbers of inputs."""
     from tensorflow.core.protobuf import saved_model_pb2
 
-    (path,) = folder.rglob("saved_model.pb")
-    content = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    contents = [
+        saved_model_pb2.SavedModel.FromString(path.read_bytes()) for path in sorted(folder.rglob("saved_model.pb"))
+    ]
     nodes = [
         node
+        for content in contents
         for graph in content.meta_graphs
         for nodes in (graph.graph_def.node, *(function.node_def for function in graph.graph_def.library.function))
         for node in nodes

@@ -21,7 +21,7 @@ import pytest
 from format_support import Arrays
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _table
+from tf_sparse_ps import _table, checked_json
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import array_file, commands, manifest, stored_checkpoint, tables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
@@ -257,7 +257,7 @@ def test_a_manifest_without_a_key_that_its_version_got_later_is_read(
     content = json.loads(path.read_text())["content"]
     before = stored_checkpoint.look(path.parent).manifest
     added = ADDED_LATER.get(content["version"], "")
-    path.write_bytes(manifest._encode(without(content, added)))
+    path.write_bytes(checked_json.encode(without(content, added)))
     after = stored_checkpoint.look(path.parent).manifest
     assert [part.files for part in after.all_parts] == [part.files for part in before.all_parts]
     assert after.node is None
@@ -427,7 +427,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(scratch: Path, capsys: pytes
     newest = max(folder.iterdir())
     path = newest / manifest.NAME
     content = json.loads(path.read_text())["content"]
-    path.write_bytes(manifest._encode({**content, "version": 77}))
+    path.write_bytes(checked_json.encode({**content, "version": 77}))
     with pytest.raises(UnsupportedError) as error:
         stored_checkpoint.check(newest)
     must_name(str(error.value), os.fspath(path), "has version 77", "reads versions 1 to 4", LATER_VERSION)
@@ -514,9 +514,28 @@ def test_a_damaged_checkpoint_is_refused(stored_format: Format, entry: str, scra
     assert commands.main(["verify", os.fspath(folder)]) == 1
 
 
-@entries("saved-model")
-def test_a_damaged_asset_of_a_saved_model_is_refused(stored_format: Format, entry: str, scratch: Path) -> None:
+@entries("version")
+def test_served_versions_are_read(stored_format: Format, entry: str, scratch: Path) -> None:
     import tensorflow as tf
+
+    folder, expected = stored_format.unpack(entry, scratch), stored_format.expected(entry)
+    model = tf.saved_model.load(os.fspath(folder / "2"))
+    (output,) = model.signatures["serving_default"](tf.constant(expected["ids"])).values()
+    np.testing.assert_array_equal(output, expected["output"])
+    for name in table_names(expected):
+        table = tsps.ServingTable.open(folder, name)
+        arrays = one_of(expected, name)
+        assert table.contains(arrays["keys"]).all()
+        np.testing.assert_array_equal(table.lookup(arrays["keys"]), arrays["rows"])
+
+
+@entries("saved-model")
+def test_a_damaged_asset_of_a_saved_model_is_refused(
+    stored_format: Format, entry: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow as tf
+
+    monkeypatch.setenv("TFSPS_VERIFY", "open")
 
     folder, expected = stored_format.unpack(entry, scratch) / "model", stored_format.expected(entry)
     flip(min((folder / "assets").iterdir()), -20)

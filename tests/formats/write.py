@@ -19,6 +19,7 @@ An entry has these tables:
     keras-file       a model with `Embedding`, `EmbeddingReduce` and `EmbeddingCollection`, trained for one step
     tf-checkpoint    the same model as a `tf.train.Checkpoint`
     saved-model      the same model as a SavedModel
+    version          the same model as two served versions
     bucket-plan      a plan with a server for two ranks
 """
 
@@ -45,6 +46,7 @@ import format_support
 import numpy as np
 from format_support import Arrays
 
+import tf_sparse_ps as tsps
 from tf_sparse_ps import _table, optimizers
 from tf_sparse_ps.config import MetadataPlane, TableConfig, Tiered
 from tf_sparse_ps.table import Table, disk_folders, step
@@ -56,6 +58,7 @@ IDS = np.array([[1, 2, 3], [3, 0, 9], [14, 15, 16]], np.int64)  # inputs of the 
 TRAINED = IDS[:2]
 TARGETS = np.array([[1.0], [-1.0]], np.float32)
 SEED = 1_234_567
+ZEROS = {"kind": "zeros", "a": 0.0, "b": 0.0, "seed": 0, "salt": 0}
 TIERED_ROWS = 1_500
 TIERED_MEMORY = 1_690_000
 
@@ -255,8 +258,6 @@ def make_model(dtype: str = "bfloat16") -> Any:
     from tf_sparse_ps._compat import _keras
 
     keras = _keras.keras
-    import tf_sparse_ps as tsps
-
     inputs = keras.Input((3,), dtype="int64")
     shared = tsps.TableConfig("shared", 2)
     features = {
@@ -331,13 +332,24 @@ def write_saved_model(folder: Path) -> Arrays:
     return prefixed("model", {name: expected[name] for name in ("ids", "output")})
 
 
+def write_versions(folder: Path) -> Arrays:
+    """Writes the entry `serve`: two served versions, of which the second one has layers."""
+    model, _ = trained_model()
+    tsps.export(model, folder / "1")
+    model.train_on_batch(TRAINED[:1] + 1, np.ones((1, 25), np.float32))
+    tsps.export(model, folder / "2", base=folder / "1")
+    expected = {"ids": IDS, "output": np.asarray(model.predict(IDS, verbose=0))}
+    for binding in bindings_of(model):
+        keys = np.sort(binding.reader().keys())
+        expected |= {f"{binding.config.name}/keys": keys, f"{binding.config.name}/rows": binding.reader().lookup(keys)}
+    return prefixed("serve", expected)
+
+
 def make_checkpointed_model() -> Any:
     """Returns a model: ids[batch, 2] -> two tables -> one output."""
     from tf_sparse_ps._compat import _keras
 
     keras = _keras.keras
-    import tf_sparse_ps as tsps
-
     inputs = keras.Input((2,), dtype="int64")
     configs = [tsps.TableConfig("unbounded", 3), tsps.TableConfig("limited", 4, key_limit=400, dtype="float16")]
     parts = [
@@ -356,7 +368,6 @@ def dense_weights(model: Any) -> list[np.ndarray]:
 
 def write_checkpoints(folder: Path) -> Arrays:
     """Writes the entry `job`: a base at step 3 and an increment at step 4, of a job of one rank."""
-    import tf_sparse_ps as tsps
     from tf_sparse_ps._compat import _keras
     from tf_sparse_ps._ops.eager import eager_ops
 
@@ -488,8 +499,9 @@ def formats() -> dict[str, dict[str, Callable[[Path], Arrays]]]:
     """
     from tf_sparse_ps._compat import _keras
     from tf_sparse_ps.checkpoints import manifest
-    from tf_sparse_ps.layers import rows
+    from tf_sparse_ps.layers import rows as layer_rows
     from tf_sparse_ps.schedules import bucket_plan
+    from tf_sparse_ps.serving.version import FORMAT as version_format
 
     with tempfile.TemporaryDirectory(prefix="tsps-formats-", dir="/dev/shm") as folder:
         group = Path(folder) / "group"
@@ -503,17 +515,24 @@ def formats() -> dict[str, dict[str, Callable[[Path], Arrays]]]:
             step=0,
             optimizer="none",
             slot_init=[],
-            initializer={"kind": "zeros", "a": 0.0, "b": 0.0, "seed": 0, "salt": 0},
+            initializer=ZEROS,
         ).finish()
+        rows = _table.ServingRows(rows="float32", dim=1, hash_seed=0, most_keys=1, folder=folder)
+        facts = {"dim": 1, "rows": "float32", "dtype": "float32", "table_uuid": "0" * 32, "hash_seed": 0, "step": 0}
+        facts |= {"first_sequence": 0, "last_sequence": 0, "key_limit": 0, "initializer": ZEROS}
+        rows.write_base(f"{folder}/file.serving", facts, lambda _: None)
+        (serving_file,) = struct.unpack_from("<I", Path(folder, "file.serving").read_bytes(), 8)
         (parameter_file,) = struct.unpack_from("<I", Path(folder, "file.tfsps").read_bytes(), 8)
     keras = "keras3" if _keras.IS_KERAS_3 else "keras2"
     entries_of: dict[str, dict[str, Callable[[Path], Arrays]]] = {
         f"group-{version}-{layout:08x}": {"tables": write_group, "tiered": write_tiered},
         f"parameter-file-{parameter_file}": {"files": write_parameter_files},
         f"checkpoint-{manifest.VERSION}": {"job": write_checkpoints, "two_nodes": write_checkpoint_of_two_nodes},
-        f"keras-file-{rows._VERSION}-{keras}": {"model": write_keras_file},
-        f"tf-checkpoint-{rows._VERSION}-{keras}": {"model": write_tf_checkpoint},
-        f"saved-model-{parameter_file}-{keras}": {"model": write_saved_model},
+        f"keras-file-{layer_rows._VERSION}-{keras}": {"model": write_keras_file},
+        f"tf-checkpoint-{layer_rows._VERSION}-{keras}": {"model": write_tf_checkpoint},
+        # Up to 3, tables were parameter files of that version.
+        f"saved-model-{3 + serving_file}-{keras}": {"model": write_saved_model},
+        f"version-{version_format}-{keras}": {"serve": write_versions},
         f"bucket-plan-{bucket_plan._FORMAT.rpartition(' ')[2]}": {"plan": write_bucket_plan},
     }
     return entries_of

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import config
 
@@ -84,6 +85,34 @@ def saved_with(saved: Any) -> list[Any]:
     view = getattr(saved, "_graph_view", None)
     root = saved if view is None else view.root
     return list(tf.train.TrackableView(root).descendants())
+
+
+def resource_of(variable: tf.Variable) -> int:
+    """Returns a number that identifies the memory of a variable, also if several objects have it."""
+    return id(variable.handle)
+
+
+def variables_by_key(root: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields the variables of a SavedModel with their keys in its checkpoint.
+
+    Args:
+      root: The object that was saved.
+      prefix: The prefix of the checkpoint's files.
+    """
+    graph = trackable_object_graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(tf.train.load_checkpoint(prefix).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    objects, pending = {0: root}, [0]
+    while pending:
+        number = pending.pop()
+        node, saved = graph.nodes[number], objects[number]
+        for attribute in node.attributes:
+            if hasattr(saved, "handle") or hasattr(saved, "value"):
+                yield attribute.checkpoint_key, saved
+        children = tf.train.TrackableView.children(saved, save_type="savedmodel")
+        for child in node.children:
+            if child.node_id not in objects and child.local_name in children:
+                objects[child.node_id] = children[child.local_name]
+                pending.append(child.node_id)
 
 
 def called_by(package: str, *through: str) -> bool:

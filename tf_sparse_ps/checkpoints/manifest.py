@@ -7,12 +7,11 @@ bytes are not what `encode` makes of its content is damaged.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from tf_sparse_ps import checked_json
 from tf_sparse_ps.errors import DamagedFileError, UnsupportedError
 
 NAME = "manifest.json"
@@ -157,7 +156,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Returns the file's bytes."""
-        return _encode({"version": VERSION, **dataclasses.asdict(self)})
+        return checked_json.encode({"version": VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Manifest:
@@ -171,13 +170,7 @@ class Manifest:
           DamagedFileError: The bytes are not what `encode` makes.
           UnsupportedError: The bytes are whole, and of a later version.
         """
-        try:
-            content = json.loads(data)["content"]
-            is_whole = _encode(content) == data
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise DamagedFileError(f"{where} is damaged: it is not a manifest ({error})") from None
-        if not is_whole:
-            raise DamagedFileError(f"{where} is damaged: its content does not have its checksum")
+        content = checked_json.decode(data, where)
         if content.get("version") not in _READ:
             raise UnsupportedError(
                 f"{where} has version {content.get('version')}. This version of tf_sparse_ps reads versions {_READ[0]} "
@@ -199,11 +192,6 @@ def table_file_name(number: int, table: str, node: int | None = None) -> str:
     """
     shown = re.sub(r"[^A-Za-z0-9_-]", "_", table)[:100]
     return f"t{number:04d}-{shown}{'' if node is None else f'.node-{node:05d}'}.tfsps"
-
-
-def _encode(content: Mapping[str, Any]) -> bytes:
-    text = json.dumps(content, sort_keys=True, indent=1, allow_nan=False)
-    return (json.dumps({"checksum": f"{zlib.crc32(text.encode()):08x}"})[:-1] + f', "content": {text}}}\n').encode()
 
 
 def _in_one_part(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class _Saves(threading.local):
     def __init__(self) -> None:
         self.running: list[_Save] = []
         self.tracing = 0
+        self.asset_of: Callable[[TableBinding], str] | None = None
+        self.saved: list[Any] = []
 
 
 _saves = _Saves()
@@ -64,6 +66,36 @@ def claim() -> None:
     if not any(running.claimed and running.path == save.path for running in _saves.running):
         save.end.enter_context(claimed(save.path, f"rank {job.current().rank}"))
         save.claimed = True
+
+
+def target() -> str | None:
+    """Returns the folder that this thread's innermost running save writes to, and makes it. None: it is not known."""
+    if not _saves.running or "://" in _saves.running[-1].path:
+        return None
+    os.makedirs(_saves.running[-1].path, exist_ok=True)
+    return _saves.running[-1].path
+
+
+def asset_of() -> Callable[[TableBinding], str] | None:
+    """Returns the argument of `writing_tables`, if that is active in this thread, else None."""
+    return _saves.asset_of
+
+
+@contextlib.contextmanager
+def writing_tables(asset_of: Callable[[TableBinding], str]) -> Iterator[list[Any]]:
+    """Lets SavedModels of this thread have, for each table, the file that a function returns.
+
+    The caller writes the tables. Other ranks do not take part.
+
+    Yields:
+      A list, which gets each object that is saved as a SavedModel.
+    """
+    _saves.asset_of, _saves.saved = asset_of, []
+    try:
+        with _tracing():
+            yield _saves.saved
+    finally:
+        _saves.asset_of = None
 
 
 def at_end(action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -118,7 +150,9 @@ def _run_save(saved: Any, path: Any, call: Callable[[], Any]) -> Any:
     save = _Save(os.path.realpath(path) if "://" not in os.fspath(path) else os.fspath(path))
     _saves.running.append(save)
     try:
-        if _collective_save() is None and _has_sharded(saved):
+        if _saves.asset_of is not None:
+            _saves.saved.append(saved)
+        elif _collective_save() is None and _has_sharded(saved):
             save.collective = CollectiveSave(save.path)
             if not save.collective.writes:
                 return _send(save.collective, save.path, path)

@@ -2,26 +2,33 @@
 
 The path of a lookup is a captured tensor, not a constant. While the program trains, its value is the path of the table.
 A SavedModel treats the captured tensors of `tf.saved_model.Asset` objects as files, and contains copies of them. For a
-table this is a sparse-parameter file, which is written with the SavedModel. In the loaded model, the value of the
-tensor is the path of that file, which the op library opens like a table. So the SavedModel has no path of this machine.
+table this is a serving file (`serving/table_files.py`), which the op library maps. So the SavedModel has no path of
+this machine.
 
-The anchor tracks the asset, because Keras's ExportArchive keeps only the variables of a layer.
+TensorFlow would copy a large file slowly. So it copies a small one, whose place the serving file takes at the end of
+the save. The anchor tracks the asset, because Keras's ExportArchive keeps only the variables of a layer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf_sparse_ps._compat import _tensorflow
 from tf_sparse_ps.folders import Trust, remove_folder
 from tf_sparse_ps.layers import saving
-from tf_sparse_ps.table import parameter_files
+from tf_sparse_ps.serving import table_files
 
 if TYPE_CHECKING:
     from tf_sparse_ps.job.table_binding import TableBinding
+
+_PREFIX = "tf_sparse_ps-export-"
+_ASSETS = "assets"
+_UNFINISHED = "tf_sparse_ps: this export did not end. Export the model again. "
 
 
 class TableAsset(_tensorflow.ExportedAsset):
@@ -32,15 +39,35 @@ class TableAsset(_tensorflow.ExportedAsset):
         self._binding = binding
 
     def export(self) -> str:
-        """Writes the table, without slots, to a file that is deleted when the save ends. Returns its path."""
+        """Writes the table, without slots, to a file that TensorFlow copies or that is moved. Returns its path."""
         saving.claim()
-        folder = tempfile.mkdtemp(prefix="tf_sparse_ps-export-")
+        if (asset_of := saving.asset_of()) is not None:  # tsps.export writes the tables itself
+            saving.at_end(self.exported)
+            return asset_of(self._binding)
+        name = f"{os.path.basename(self._binding.path)}.tfsps"
+        target = saving.target()
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=target)
         saving.at_end(_remove, folder)
-        path = os.path.join(folder, f"{os.path.basename(self._binding.path)}.tfsps")
+        path = os.path.join(folder, name)
         with saving.content(self._binding, "exporting", slots=False) as content:
-            parameter_files.write(self._binding.reader(), content, path, shard=None, slots=False)
+            table_files.write_base(Path(path), table_files.facts_of(self._binding.reader()), content)
         saving.at_end(self.exported)
-        return path
+        if target is None:
+            return path
+        copied = os.path.join(folder, "copied", name)
+        mark = _UNFINISHED + secrets.token_hex(16)
+        os.mkdir(os.path.dirname(copied))
+        Path(copied).write_text(mark)
+        saving.at_end(_take_place, path, target, mark)
+        return copied
+
+
+def _take_place(path: str, target: str, mark: str) -> None:
+    """Puts a file in the place of the asset of a SavedModel that has a mark as its content."""
+    with contextlib.suppress(OSError):  # the save has failed
+        for entry in os.scandir(os.path.join(target, _ASSETS)):
+            if entry.is_file() and entry.stat().st_size == len(mark) and Path(entry.path).read_text() == mark:
+                os.replace(path, entry.path)
 
 
 def _remove(folder: str) -> None:

@@ -106,6 +106,10 @@ class Scan:
         """Appends about `n` of the next rows to a `_table.ParameterFileWriter`. Returns their number, 0 at the end."""
         return int(writer.append_scan(self._core, n))
 
+    def add_to(self, rows: Any, n: int) -> int:
+        """Adds about `n` of the next rows to a `_table.ServingRows`. Returns their number, 0 at the end."""
+        return int(rows.add_scan(self._core, n))
+
     def take(self, n: int) -> Block:
         """Returns the next rows, at most `n`; an empty block at the end."""
         keys, rows, slots, metadata = self._core.next(n)

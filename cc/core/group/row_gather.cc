@@ -141,6 +141,15 @@ Status RowGather::Find(Scan& scan, Executor& executor) {
   return status_;
 }
 
+Status RowGather::Find(
+    const std::function<Status(const int64_t* keys, size_t n, float* rows)>& look_up) {
+  copies_.reset(new char[n_ * row_bytes_]);
+  floats_.reset();
+  TSPS_RETURN_IF_ERROR(look_up(keys_, n_, reinterpret_cast<float*>(copies_.get())));
+  for (size_t i = 0; i < n_; ++i) rows_[i] = &copies_[i * row_bytes_];
+  return Status();
+}
+
 void RowGather::CopyRows(const int32_t* inverse, size_t n, float* out, Executor& executor) const {
   tsps::CopyRows([this, inverse](size_t i) { return rows_[inverse[i]]; }, config_->row_type,
                  static_cast<size_t>(config_->dim), n, out, executor);

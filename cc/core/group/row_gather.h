@@ -29,6 +29,8 @@ class RowGather {
   void Find(const ReadView& view, Executor& executor);
   // Finds and copies the rows with a scan, which needs no further attempt.
   Status Find(Scan& scan, Executor& executor);
+  // Takes the rows of float32 from a function that writes rows of keys, float[n, dim].
+  Status Find(const std::function<Status(const int64_t* keys, size_t n, float* rows)>& look_up);
 
   size_t n() const { return n_; }
   // Returns the state of the last attempt and the row numbers that it found, or none if they were

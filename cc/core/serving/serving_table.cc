@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -133,11 +134,13 @@ Result<std::shared_ptr<const ServingTable>> ServingTable::Open(const std::string
   LockShared(opened.get());
   TSPS_ASSIGN_OR_RETURN(const std::string content, ReadStart(opened.get(), path));
   std::vector<std::shared_ptr<const ServingFile>> stack;
+  std::optional<uint64_t> step;
   if (!IsManifest(content)) {
     TSPS_ASSIGN_OR_RETURN(auto file, files.Open(path, verify));
     stack.push_back(std::move(file));
   } else {
     TSPS_ASSIGN_OR_RETURN(const TableManifest manifest, DecodeManifest(content, path));
+    step = manifest.step;
     // The manifest is in the folder `assets` of its version.
     const std::string version = FolderOfFile(path) + "../";
     for (const ManifestFile& listed : manifest.files) {
@@ -151,6 +154,7 @@ Result<std::shared_ptr<const ServingTable>> ServingTable::Open(const std::string
   TSPS_RETURN_IF_ERROR(CheckStack(path, stack));
   std::shared_ptr<ServingTable> table(new ServingTable(path, std::move(stack)));
   table->lock_ = opened.Release();
+  if (step.has_value()) table->step_ = *step;
   return std::shared_ptr<const ServingTable>(std::move(table));
 }
 
@@ -166,7 +170,8 @@ ServingTable::ServingTable(std::string path, std::vector<std::shared_ptr<const S
       dim_(newest().dim),
       absent_(files_.front()->initializer(), static_cast<PlaneType>(newest().row_type),
               files_.front()->row_code(), dim_),
-      stack_(files_) {}
+      stack_(files_),
+      step_(newest().step) {}
 
 ServingTable::~ServingTable() {
   if (lock_ >= 0) close(lock_);

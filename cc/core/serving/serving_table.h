@@ -59,7 +59,7 @@ class ServingTable {
   const std::string& path() const { return path_; }
   size_t dim() const { return dim_; }
   int64_t key_limit() const { return newest().key_limit; }
-  uint64_t step() const { return newest().step; }
+  uint64_t step() const { return step_; }
   // The header of the newest file.
   const ServingHeader& newest() const { return files_.front()->header(); }
   const std::vector<std::shared_ptr<const ServingFile>>& files() const { return files_; }
@@ -82,6 +82,7 @@ class ServingTable {
   const size_t dim_;
   const AbsentRows absent_;
   const FileStack stack_;
+  uint64_t step_;
   int lock_ = -1;  // a descriptor of the manifest
 };
 

@@ -1,0 +1,11 @@
+"""Served versions of models: their tables are immutable files, which any number of processes map. Needs no TensorFlow.
+
+- `serving_table`: `ServingTable`, which looks up rows.
+- `table_files`: writes the files of a table.
+- `version`: the folder of a version and its manifest; `version_builder`: makes one, from one before it.
+- `layer_plan`: which files of a table are merged.
+"""
+
+from tf_sparse_ps.serving.serving_table import ServingTable
+
+__all__ = ["ServingTable"]

@@ -1,0 +1,27 @@
+"""Named points of exports, merges and copies of versions, at which tests kill the process or let it fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# The points of an export, in order. It reaches the second one for each file that is linked, written or merged.
+EXPORT_POINTS = ("folder_made", "file_ready", "tables_ready", "model_saved", "manifest_written", "synced", "renamed")
+
+
+def _nothing(point: str) -> None:
+    """Does nothing, as in production."""
+
+
+_act: Callable[[str], None] = _nothing
+
+
+def reach(point: str) -> None:
+    """Does what tests have set for a point."""
+    assert point in EXPORT_POINTS, point
+    _act(point)
+
+
+def set_action(act: Callable[[str], None] | None) -> None:
+    """Sets what happens at each point, in any thread of this process. For tests; None: nothing."""
+    global _act
+    _act = _nothing if act is None else act

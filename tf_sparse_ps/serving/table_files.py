@@ -1,0 +1,218 @@
+"""Writes the files of a served table: a base with all rows, and layers with what has changed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tf_sparse_ps import _table
+from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.table.scan import Block
+
+ROWS = ("float32", "bfloat16", "float16", "int8")
+ABSENT = ("initial", "zeros")
+_ROWS_AT_ONCE = 1 << 16
+_ZEROS = {"kind": "zeros", "a": 0.0, "b": 0.0, "seed": 0, "salt": 0}
+
+
+class TableFacts(NamedTuple):
+    """What the files of a table say of it."""
+
+    name: str
+    """The name of the table in messages."""
+    uuid: str
+    """The identity of the table, 32 hexadecimal digits."""
+    dim: int
+    """The floats of a row."""
+    dtype: str
+    """The type in which the table keeps its rows."""
+    key_limit: int
+    """Keys are from 0 to this number - 1; 0: any int64 is a key."""
+    initializer: dict[str, Any]
+    """What a key without a row reads, in the core's form."""
+    rows: str
+    """One of `ROWS`."""
+    hash_seed: int
+    """The same in all files of a version's table."""
+
+    def for_core(self, step: int, sequence: tuple[int, int]) -> dict[str, Any]:
+        """Returns the facts of a file. `sequence`: the first and the last export whose changes it has."""
+        return {
+            "dim": self.dim,
+            "rows": self.rows,
+            "dtype": self.dtype,
+            "table_uuid": self.uuid,
+            "hash_seed": self.hash_seed,
+            "first_sequence": sequence[0],
+            "last_sequence": sequence[1],
+            "step": step,
+            "key_limit": self.key_limit,
+            "initializer": self.initializer,
+        }
+
+
+def facts_of(
+    table: Any, *, rows: str | None = None, absent: str = "initial", hash_seed: int | None = None
+) -> TableFacts:
+    """Returns the facts of a table.
+
+    Args:
+      table: A `tsps.Table`.
+      rows: How to store rows, one of `ROWS`. None: as the table does.
+      absent: What keys without a row read, one of `ABSENT`.
+      hash_seed: The seed of the hashes; None: it is drawn.
+
+    Raises:
+      InvalidArgumentError: An argument has another value.
+    """
+    if rows is None:
+        rows = table.config.dtype
+    if rows not in ROWS:
+        raise InvalidArgumentError(f"`rows` must be one of {ROWS}, or None. Received: {rows!r}")
+    if absent not in ABSENT:
+        raise InvalidArgumentError(f"`absent` must be one of {ABSENT}. Received: {absent!r}")
+    return TableFacts(
+        name=table.config.name,
+        uuid=table.uuid,
+        dim=table.config.dim,
+        dtype=table.config.dtype,
+        key_limit=table.config.key_limit or 0,
+        initializer=table.core_initializer() if absent == "initial" else dict(_ZEROS),
+        rows=rows,
+        hash_seed=secrets.randbits(64) if hash_seed is None else hash_seed,
+    )
+
+
+def _rows_of(facts: TableFacts, most_keys: int, folder: Path) -> Any:
+    """Returns an empty `_table.ServingRows`, which sorts rows. It needs at most 64 MiB, and temporary data on the disk.
+
+    Args:
+      facts: The table.
+      most_keys: About how many keys there will be.
+      folder: A folder for temporary data.
+    """
+    return _table.ServingRows(
+        rows=facts.rows,
+        dim=facts.dim,
+        hash_seed=facts.hash_seed,
+        most_keys=max(1, most_keys),
+        folder=os.fspath(folder),
+    )
+
+
+def _add(rows: Any, content: Iterable[Block], advance: Callable[[int], None]) -> None:
+    """Adds rows to a `_table.ServingRows`. `advance` is called with the number of rows of each part."""
+    add_to = getattr(content, "add_to", None)
+    advance(0)
+    while add_to is not None and (n := add_to(rows, _ROWS_AT_ONCE)):  # the rows of a scan do not become arrays
+        advance(n)
+    for block in () if add_to is not None else content:
+        rows.add(block.keys, block.rows)
+        advance(len(block.keys))
+
+
+class _Progress:
+    """Advances a progress bar, and asks whether to continue."""
+
+    def __init__(self, progress_bar: Any, may_continue: Callable[[], None]) -> None:
+        self._bar, self._may_continue, self._written = progress_bar, may_continue, 0
+
+    def read(self, n: int) -> None:
+        """Notes that `n` more rows were read."""
+        self._bar.update(n)
+        self._may_continue()
+
+    def wrote(self, keys: int) -> None:
+        """Notes that `keys` keys were written in all. The core calls it."""
+        self.read(keys - self._written)
+        self._written = keys
+
+
+def write_base(
+    path: Path,
+    facts: TableFacts,
+    content: Any,
+    *,
+    sequence: int = 0,
+    show_progress: bool = True,
+    may_continue: Callable[[], None] = lambda: None,
+) -> None:
+    """Writes a base with all rows of a table.
+
+    Args:
+      path: The file, which must not exist. Its folder also gets temporary data.
+      facts: The table.
+      content: A `Scan`, or an object with its methods `__len__` and `__iter__` and its attribute `step`.
+      sequence: The number of the export.
+      show_progress: Whether to show a progress bar if the call takes longer than two seconds.
+      may_continue: Called again and again. An error that it raises ends the writing.
+
+    Raises:
+      InvalidArgumentError: A row cannot be stored as `facts.rows`.
+      OSError, TableError: From the file system.
+    """
+    with bar(2 * len(content), f"export {facts.name}", show=show_progress) as progress_bar:
+        progress = _Progress(progress_bar, may_continue)
+        rows = _rows_of(facts, len(content), path.parent)
+        _add(rows, content, progress.read)
+        rows.write_base(os.fspath(path), facts.for_core(content.step, (0, sequence)), progress.wrote)
+
+
+def write_layer(
+    path: Path,
+    facts: TableFacts,
+    written: Iterable[Block],
+    erased: Keys,
+    older: Sequence[str],
+    *,
+    step: int,
+    most_keys: int,
+    sequence: int,
+    may_continue: Callable[[], None] = lambda: None,
+) -> int:
+    """Writes a layer with rows that have changed.
+
+    Args:
+      path: The file, which must not exist.
+      facts: The table.
+      written: The rows, as a `Scan` or an iterable of blocks.
+      erased: Keys that were erased, and of which no row is in `written` unless it was made again since.
+      older: The layers under it, newest first.
+      step: The step of the rows.
+      most_keys: About how many keys there are.
+      sequence: The number of the export.
+      may_continue: As for `write_base`.
+
+    Returns:
+      The number of keys. 0: nothing has changed, and no file was written.
+    """
+    rows = _rows_of(facts, most_keys + len(erased), path.parent)
+    rows.erase(erased)  # first: of a key that is added twice, the last counts
+    with bar(0, f"export changes of {facts.name}", show=False) as progress_bar:
+        progress = _Progress(progress_bar, may_continue)
+        _add(rows, written, progress.read)
+        if len(rows):
+            facts_of_file = facts.for_core(step, (sequence, sequence))
+            rows.write_layer(os.fspath(path), facts_of_file, list(older), progress.wrote)
+    return len(rows)
+
+
+def merge(
+    paths: Sequence[str], older: Sequence[str], path: Path, *, may_continue: Callable[[], None] = lambda: None
+) -> None:
+    """Merges adjacent files of a table to one.
+
+    Args:
+      paths: The files, newest first. If the last one is a base, the result is one.
+      older: The layers under them, newest first.
+      path: The file to write, which must not exist.
+      may_continue: As for `write_base`.
+    """
+    with bar(0, f"merge {len(paths)} files", show=False) as progress_bar:
+        progress = _Progress(progress_bar, may_continue)
+        _table.merge_serving_files(list(paths), list(older), os.fspath(path), progress.wrote)

@@ -1,0 +1,241 @@
+"""`VersionBuilder`: makes a version in a hidden folder, which gets its name when everything is on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tf_sparse_ps import _table
+from tf_sparse_ps.folders import Folder, Trust, remove_folder
+from tf_sparse_ps.serving import fault_points, layer_plan, table_files
+from tf_sparse_ps.serving.table_files import TableFacts
+from tf_sparse_ps.serving.version import (
+    ASSETS,
+    MANIFEST,
+    TABLES,
+    FileEntry,
+    TableEntry,
+    VersionManifest,
+    check_new,
+)
+from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.path_claim import claimed
+from tf_sparse_ps.table.scan import Block
+
+_SUFFIX = ".serving"
+
+
+class VersionBuilder:
+    """A version in progress. Use it as a context manager; without `finish`, nothing is left of it.
+
+    Attributes:
+      path: The folder that the version will be.
+      folder: The folder that its files are written to until then.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], writer: str) -> None:
+        """Writes nothing yet.
+
+        Args:
+          path: The folder of the version, which must not exist.
+          writer: Who writes it, for the error that another writer gets.
+
+        Raises:
+          InvalidArgumentError: The folder exists.
+        """
+        self.path = Path(os.path.abspath(path))
+        check_new(self.path)
+        self.folder = self.path.with_name(f".{self.path.name}.partial")
+        self._claim = claimed(os.fspath(self.path), writer)
+        self._finished = False
+
+    def __enter__(self) -> VersionBuilder:
+        self._claim.__enter__()
+        try:
+            Folder.open(self.path.parent, Trust.GROUP, make=True).close()
+            self._remove()  # of a writer that was killed
+            os.mkdir(self.folder)
+            fault_points.reach("folder_made")
+        except BaseException:
+            self._claim.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self._finished:
+                self._remove()
+        finally:
+            self._claim.__exit__(kind, error, trace)
+
+    def _remove(self) -> None:
+        if os.path.lexists(self.folder):
+            remove_folder(self.folder, Trust.GROUP)
+
+    def new_table(self, asset: str) -> TableFiles:
+        """Returns the files of a table, which are none yet. `asset`: the name of the table in `assets`."""
+        os.makedirs(self.folder / TABLES / asset)
+        return TableFiles(self.folder, asset)
+
+    def finish(self, manifest: VersionManifest) -> None:
+        """Makes the folder a version. All files are on the disk before it appears.
+
+        Raises:
+          InvalidArgumentError: Another writer has made the folder meanwhile.
+        """
+        (self.folder / MANIFEST).write_bytes(manifest.encode())
+        fault_points.reach("manifest_written")
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                if not name.endswith(_SUFFIX):  # these were synced when they were written
+                    _sync(Path(folder, name))
+            _sync(Path(folder))
+        fault_points.reach("synced")
+        check_new(self.path)
+        os.rename(self.folder, self.path)
+        fault_points.reach("renamed")
+        self._finished = True
+        _sync(self.path.parent)
+
+
+class TableFiles:
+    """The files of a table in a version in progress.
+
+    Attributes:
+      files: The files, newest first.
+      sequence: The number of the last export that has changed them.
+    """
+
+    def __init__(self, version: Path, asset: str) -> None:
+        """Callers use `VersionBuilder.new_table`."""
+        self._version, self._asset = version, asset
+        self.files: list[FileEntry] = []
+        self.sequence = 0
+
+    def add_base(
+        self,
+        facts: TableFacts,
+        content: Any,
+        *,
+        show_progress: bool = True,
+        may_continue: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Writes a base. The arguments are those of `table_files.write_base`."""
+        path = self._new_path("base")
+        table_files.write_base(path, facts, content, show_progress=show_progress, may_continue=may_continue)
+        self.files = [self._entry(path)]
+
+    def link(self, version: Path, table: TableEntry) -> None:
+        """Takes over the files of a table of an earlier version, by hard links, or by copies to another file system."""
+        for entry in table.files:
+            target = self._version / TABLES / self._asset / Path(entry.path).name
+            _link(version / entry.path, target)
+            self.files.append(self._entry(target))
+        self.sequence = table.sequence
+
+    def add_layer(
+        self,
+        facts: TableFacts,
+        written: Iterable[Block],
+        erased: Keys,
+        *,
+        step: int,
+        most_keys: int,
+        may_continue: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Writes a layer above the files, unless nothing has changed. See `table_files.write_layer`."""
+        path = self._new_path(f"layer-{self.sequence + 1}")
+        n = table_files.write_layer(
+            path,
+            facts,
+            written,
+            erased,
+            [self._path(entry) for entry in self.files[:-1]],
+            step=step,
+            most_keys=most_keys,
+            sequence=self.sequence + 1,
+            may_continue=may_continue,
+        )
+        if n:
+            self.sequence += 1
+            self.files.insert(0, self._entry(path))
+
+    def merge(self, may_continue: Callable[[], None] = lambda: None) -> None:
+        """Merges files if there are too many, or if the layers are large beside the base."""
+        sizes = [entry.bytes for entry in self.files]
+        chosen = (0, len(sizes)) if layer_plan.needs_base(sizes) else layer_plan.to_merge(sizes)
+        if chosen is None:
+            return
+        begin, end = chosen
+        merged, older = self.files[begin:end], self.files[end:-1]
+        path = self._new_path("base" if end == len(sizes) else "layer-merged")
+        paths = [self._path(entry) for entry in merged]
+        table_files.merge(paths, [self._path(entry) for entry in older], path, may_continue=may_continue)
+        self.files[begin:end] = [self._entry(path)]
+        for old in paths:
+            os.unlink(old)
+
+    def finish(self, name: str, facts: TableFacts, *, step: int, marks: Sequence[str], absent: str) -> TableEntry:
+        """Writes the file in `assets` that names the files, and returns what the version says of the table."""
+        named = [(entry.path, entry.bytes, entry.crc) for entry in self.files]
+        assets = self._version / ASSETS
+        assets.mkdir(exist_ok=True)
+        (assets / self._asset).write_text(_table.serving_manifest(name, step, named))
+        return TableEntry(
+            name=name,
+            asset=self._asset,
+            uuid=facts.uuid,
+            marks=tuple(marks),
+            sequence=self.sequence,
+            rows=facts.rows,
+            absent=absent,
+            hash_seed=facts.hash_seed,
+            files=tuple(self.files),
+        )
+
+    def _new_path(self, name: str) -> Path:
+        # Versions that do not know of each other may be next to each other.
+        return self._version / TABLES / self._asset / f"{name}-{secrets.token_hex(4)}{_SUFFIX}"
+
+    def _path(self, entry: FileEntry) -> str:
+        return os.fspath(self._version / entry.path)
+
+    def _entry(self, path: Path) -> FileEntry:
+        info = _table.serving_file_info(os.fspath(path))
+        fault_points.reach("file_ready")
+        return FileEntry(path.relative_to(self._version).as_posix(), int(info["bytes"]), int(info["crc"]))
+
+
+def _link(source: Path, target: Path) -> None:
+    """Gives a file another name, or copies it if the file system does not allow that."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        # EXDEV: another file system. EPERM: another user's file, or a file system without links. EMLINK: too many.
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+            raise
+        partial = target.with_suffix(".copying")
+        with open(source, "rb") as original, open(partial, "xb") as copy:
+            shutil.copyfileobj(original, copy, 2 << 20)  # pieces that stay together in the page cache
+            copy.flush()
+            os.fsync(copy.fileno())
+        with contextlib.suppress(OSError):
+            shutil.copymode(source, partial)
+        os.rename(partial, target)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
