@@ -240,7 +240,9 @@ class PyServingTable {
     ThrowIfError(WithoutGil([&] { return table_->Contains(keys.data(), n, out); }));
     return present;
   }
-  PyServingKeys Keys() const { return PyServingKeys(table_->files()); }
+  std::unique_ptr<PyServingKeys> Keys() const {
+    return std::make_unique<PyServingKeys>(table_->files());
+  }
   uint64_t Step() const { return table_->step(); }
   // Returns a dict for each file, newest first.
   py::list Files() const {

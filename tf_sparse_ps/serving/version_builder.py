@@ -60,11 +60,11 @@ class VersionBuilder:
         self._claim.__enter__()
         try:
             Folder.open(self.path.parent, Trust.GROUP, make=True).close()
-            self._remove()  # of a writer that was killed
+            self._remove()  # what a killed writer has left
             os.mkdir(self.folder)
             fault_points.reach("folder_made")
-        except BaseException:
-            self._claim.__exit__(None, None, None)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
 
