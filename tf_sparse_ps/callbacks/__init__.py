@@ -4,6 +4,7 @@ from tf_sparse_ps.callbacks.broadcast import BroadcastVariables
 from tf_sparse_ps.callbacks.checkpoint import Checkpoint
 from tf_sparse_ps.callbacks.drain import Drain
 from tf_sparse_ps.callbacks.equal_steps import EqualSteps
+from tf_sparse_ps.callbacks.export import Export
 from tf_sparse_ps.callbacks.metrics import MetricAverage
 
-__all__ = ["BroadcastVariables", "Checkpoint", "Drain", "EqualSteps", "MetricAverage"]
+__all__ = ["BroadcastVariables", "Checkpoint", "Drain", "EqualSteps", "Export", "MetricAverage"]

@@ -1,6 +1,7 @@
 """Exports models to served versions (`serving/version.py`).
 
-- `exporter`: `tsps.export`.
+- `exporter`: `tsps.export`, which waits until the version is written.
+- `publisher`: writes versions in the background, for `tsps.callbacks.Export`.
+- `captured_tables`: the tables of a model as of one step; `table_content`: what of a table has changed.
 - `saved_model`: the graph and the dense weights of a version.
-- `table_content`: what an export writes of a table: all rows, or what has changed since a version.
 """

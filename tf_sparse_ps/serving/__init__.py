@@ -3,7 +3,7 @@
 - `serving_table`: `ServingTable`, which looks up rows.
 - `table_files`: writes the files of a table.
 - `version`: the folder of a version and its manifest; `version_builder`: makes one, from one before it.
-- `layer_plan`: which files of a table are merged.
+- `layer_plan`: which files of a table are merged; `retention`: which versions are removed.
 """
 
 from tf_sparse_ps.serving.serving_table import ServingTable

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# The points of an export, in order. It reaches the second one for each file that is linked, written or merged.
-EXPORT_POINTS = ("folder_made", "file_ready", "tables_ready", "model_saved", "manifest_written", "synced", "renamed")
+# The points of an export, in order. It reaches `file_ready` for each file that is linked, written or merged.
+EXPORT_POINTS = ("folder_made", "model_saved", "file_ready", "tables_ready", "manifest_written", "synced", "renamed")
+# The points of the removal of a version.
+REMOVAL_POINTS = ("set_aside", "removed")
 
 
 def _nothing(point: str) -> None:
@@ -17,7 +19,7 @@ _act: Callable[[str], None] = _nothing
 
 def reach(point: str) -> None:
     """Does what tests have set for a point."""
-    assert point in EXPORT_POINTS, point
+    assert point in (*EXPORT_POINTS, *REMOVAL_POINTS), point
     _act(point)
 
 

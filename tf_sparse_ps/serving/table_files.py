@@ -56,6 +56,14 @@ class TableFacts(NamedTuple):
         }
 
 
+def check_options(rows: str | None, absent: str) -> None:
+    """Raises InvalidArgumentError unless `rows` is one of `ROWS` or None, and `absent` is one of `ABSENT`."""
+    if rows is not None and rows not in ROWS:
+        raise InvalidArgumentError(f"`rows` must be one of {ROWS}, or None. Received: {rows!r}")
+    if absent not in ABSENT:
+        raise InvalidArgumentError(f"`absent` must be one of {ABSENT}. Received: {absent!r}")
+
+
 def facts_of(
     table: Any, *, rows: str | None = None, absent: str = "initial", hash_seed: int | None = None
 ) -> TableFacts:
@@ -70,12 +78,9 @@ def facts_of(
     Raises:
       InvalidArgumentError: An argument has another value.
     """
+    check_options(rows, absent)
     if rows is None:
         rows = table.config.dtype
-    if rows not in ROWS:
-        raise InvalidArgumentError(f"`rows` must be one of {ROWS}, or None. Received: {rows!r}")
-    if absent not in ABSENT:
-        raise InvalidArgumentError(f"`absent` must be one of {ABSENT}. Received: {absent!r}")
     return TableFacts(
         name=table.config.name,
         uuid=table.uuid,

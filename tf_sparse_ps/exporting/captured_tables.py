@@ -1,0 +1,190 @@
+"""`CapturedTables`: the tables of a model as of one step, which are written to a version."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tf_sparse_ps.checkpoints import tables as model_tables
+from tf_sparse_ps.exporting import table_content
+from tf_sparse_ps.job.table_binding import TableBinding
+from tf_sparse_ps.layers.sharded_content import ShardedContent
+from tf_sparse_ps.serving import fault_points, table_files
+from tf_sparse_ps.serving.table_files import TableFacts
+from tf_sparse_ps.serving.version import TableEntry, Version
+from tf_sparse_ps.serving.version_builder import TableFiles, VersionBuilder
+from tf_sparse_ps.table import several_tables
+from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.scan import Scan
+
+WRITER = 0  # the rank that writes versions
+
+
+class Options(NamedTuple):
+    """How tables are exported: the arguments of `tsps.export`."""
+
+    rows: str | None = None
+    absent: str = "initial"
+    diff: bool = False
+
+
+class CapturedTables:
+    """The tables of a model as of one step. Training may continue while they are written, unless they are sharded.
+
+    Attributes:
+      step: The step.
+      assets: The names of the tables' files in `assets`.
+    """
+
+    def __init__(self, bindings: Sequence[TableBinding], path: Path, base: Version | None, options: Options) -> None:
+        """Checks the options, and compares the tables with those of an earlier version.
+
+        Args:
+          bindings: The tables.
+          path: The folder of the version.
+          base: The earlier version, on which the new one builds if it can; or None.
+          options: How the tables are exported.
+
+        Raises:
+          InvalidArgumentError: An option has another value.
+        """
+        self._path, self._options = path, options
+        self.step = model_tables.committed_step() if bindings else 0
+        self._tables = [_table(binding, base, options) for binding in bindings]
+        self.assets = [table.asset for table in self._tables]
+        self._marks: dict[str, str] = {}
+        self._scans: dict[str, Scan] = {}
+
+    def begin(self) -> None:
+        """Begins to keep the tables as they are. Only the writer calls it, between two steps.
+
+        Raises:
+          UnavailableError: Another scan takes the memory.
+        """
+        tables = [table for table in self._tables if not table.is_sharded]
+        if not tables:
+            return
+        self._marks = model_tables.mark_changes([table.binding for table in tables])
+        scans = several_tables.scan({table.binding.reader(): table.since() for table in tables}, slots=False)
+        self._scans = {table.binding.uuid: scans[table.binding.reader()] for table in tables}
+
+    def close(self) -> None:
+        """Ends what `begin` has begun."""
+        for scan in self._scans.values():
+            scan.close()
+
+    def send_shards(self) -> None:
+        """Sends the rows of this node's shards to the rank that writes. All other ranks call it."""
+        for table in self._tables:
+            if table.is_sharded:
+                with self._all_shards(table) as content:
+                    for _ in content:
+                        raise AssertionError("this rank receives no rows")
+
+    def write(
+        self,
+        builder: VersionBuilder,
+        *,
+        show_progress: bool = True,
+        may_continue: Callable[[], None] = lambda: None,
+    ) -> tuple[TableEntry, ...]:
+        """Writes the tables. Needs no TensorFlow unless tables are sharded.
+
+        Args:
+          builder: The version.
+          show_progress: Whether to show a progress bar.
+          may_continue: Called again and again. An error that it raises ends the writing.
+        """
+        writing = _Writing(builder, show_progress, may_continue)
+        entries = tuple(self._write(table, writing) for table in self._tables)
+        fault_points.reach("tables_ready")
+        return entries
+
+    def _write(self, table: _Table, writing: _Writing) -> TableEntry:
+        files = writing.builder.new_table(table.asset)
+        facts = table.facts
+        if table.is_sharded:
+            with self._all_shards(table) as content:
+                self._write_all(table, files, content, writing)
+        else:
+            scan = self._scans[table.binding.uuid]
+            if scan.erased is not None:
+                facts = self._write_changes(table, files, scan, scan.erased, writing, most_keys=0)
+            elif table.earlier is not None and table.reason is None and self._options.diff:
+                difference = table_content.Difference(scan, table.earlier.open(), table.binding.reader())
+                facts = self._write_changes(table, files, difference, difference.erased(), writing, most_keys=len(scan))
+            else:
+                self._write_all(table, files, scan, writing)
+        mark = self._marks.get(table.binding.uuid)
+        return files.finish(
+            table.binding.config.name,
+            facts,
+            step=self.step,
+            marks=[] if mark is None else [mark],
+            absent=self._options.absent,
+        )
+
+    def _all_shards(self, table: _Table) -> ShardedContent:
+        return ShardedContent(table.binding, f"exporting to {self._path}", slots=False, to=WRITER)
+
+    def _write_all(self, table: _Table, files: TableFiles, content: Any, writing: _Writing) -> None:
+        if table.earlier is not None:
+            reason = table.reason or "what has changed since the earlier version is not known"
+            print(
+                f"tf_sparse_ps: table {table.facts.name!r} is exported with all rows, because {reason}",
+                file=sys.stderr,
+                flush=True,
+            )
+        files.add_base(table.facts, content, show_progress=writing.show_progress, may_continue=writing.may_continue)
+
+    def _write_changes(
+        self, table: _Table, files: TableFiles, written: Any, erased: Keys, writing: _Writing, *, most_keys: int
+    ) -> TableFacts:
+        assert table.earlier is not None
+        facts = table.facts._replace(hash_seed=table.earlier.entry.hash_seed)
+        files.link(table.earlier.version.path, table.earlier.entry)
+        files.add_layer(facts, written, erased, step=self.step, most_keys=most_keys, may_continue=writing.may_continue)
+        files.merge(writing.may_continue)
+        return facts
+
+
+class _Writing(NamedTuple):
+    """The arguments of `CapturedTables.write`."""
+
+    builder: VersionBuilder
+    show_progress: bool
+    may_continue: Callable[[], None]
+
+
+class _Table(NamedTuple):
+    """A table that is exported."""
+
+    binding: TableBinding
+    asset: str
+    facts: TableFacts
+    earlier: table_content.Earlier | None
+    """The table in the earlier version."""
+    reason: str | None
+    """Why it cannot have layers above the earlier version; None: it can, or there is none."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other nodes have some of the rows."""
+        return self.binding.placement == "sharded"
+
+    def since(self) -> str | None:
+        """Returns the mark of the state that the earlier version has; None: all rows are written."""
+        if self.earlier is None or self.reason is not None or not self.earlier.entry.marks:
+            return None
+        return self.earlier.entry.marks[0]
+
+
+def _table(binding: TableBinding, base: Version | None, options: Options) -> _Table:
+    asset = os.path.basename(binding.path)
+    facts = table_files.facts_of(binding.reader(), rows=options.rows, absent=options.absent)
+    earlier = table_content.find(base, asset)
+    reason = None if earlier is None else earlier.reason_for_base(facts, options.absent)
+    return _Table(binding, asset, facts, earlier, reason)
