@@ -5,6 +5,7 @@ Arguments: the names of actions, which run one after another; the folder for res
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import warnings
@@ -69,6 +70,10 @@ def failures(folder: Path) -> None:
     message = error_of(lambda: model.export(str(folder / "file0" / "exported")))
     must_contain(message, "/file0", "FailedPreconditionError" if rank == 0 else "StateError: rank 0 could not save to ")
 
+    message = error_of(lambda: tsps.export(model, folder / "file0"))
+    must_contain(message, "file0 exists, and a version never changes")
+    assert ("rank 0: InvalidArgumentError" in message) == (rank != 0), message
+
     # Keras keeps the files of failed saves open, so each save has another name.
     # A node cannot read its shard: at the beginning, and in the middle.
     sharded_content.CHUNK_BYTES = 1 << 12
@@ -93,9 +98,14 @@ def failures(folder: Path) -> None:
     sharded_content.ShardedContent._pack = fail_in_the_middle  # type: ignore[method-assign]
     message = error_of(lambda: model.save_weights(str(folder / "failed1.weights.h5")))
     assert "its memory is gone" in message, message
+    packed[0] = 0
+    message = error_of(lambda: tsps.export(model, folder / "version"))
+    assert "its memory is gone" in message, message
     message = error_of(lambda: support.layer_of(model, "words").get_weights())
     assert message == "nothing", message
     sharded_content.ShardedContent._pack = pack  # type: ignore[method-assign]
+    message = error_of(lambda: tsps.export(model, folder / "version"))
+    assert message == "nothing", message
 
     # The writer's disk is full in the middle.
     fill = rows._shown
@@ -249,6 +259,7 @@ def memory(folder: Path) -> None:
     n_own = int((_table.owners(np.arange(ROWS, dtype=np.int64), binding.nodes) == binding.node).sum())
     assert len(binding.reader()) == n_own
     ways: dict[str, Callable[[str], Any]] = {"large.weights.h5": model.save_weights, "exported": model.export}
+    ways["version"] = functools.partial(tsps.export, model)
     if support._keras.IS_KERAS_3:
         ways["large.keras"] = model.save
     for name, save in ways.items():

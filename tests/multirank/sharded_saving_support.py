@@ -21,7 +21,7 @@ ASKED = np.arange(4 * 300, dtype=np.int64).reshape(300, WIDTH) % ITEMS
 # The files of a model with an unbounded table, and those of a model without one.
 ANY = ["model.keras", "model.weights.h5", "checkpoint"] + ([] if _keras.IS_KERAS_3 else ["weights"])
 BOUNDED = [*ANY, "model.h5"]
-SERVED = ["exported", "saved"] + ([] if _keras.IS_KERAS_3 else ["folder"])
+SERVED = ["exported", "saved", "version"] + ([] if _keras.IS_KERAS_3 else ["folder"])
 
 
 def make(placement: Any, *, bounded: bool = False) -> Any:
@@ -115,6 +115,8 @@ def save(model: Any, path: Path) -> None:
         model.save_weights(str(path))
     elif path.name == "exported":
         model.export(str(path))
+    elif path.name == "version":
+        tsps.export(model, path)
     elif path.name == "saved":
         tf.saved_model.save(model, str(path))
     else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tf_sparse_ps import job
 from tf_sparse_ps.checkpoints import tables as model_tables
+from tf_sparse_ps.collectives.all_or_none import error_text, raise_failures
 from tf_sparse_ps.exporting import table_content
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import ShardedContent
@@ -57,6 +60,7 @@ class CapturedTables:
         self.assets = [table.asset for table in self._tables]
         self._marks: dict[str, str] = {}
         self._scans: dict[str, Scan] = {}
+        self._have_failed_together = False
 
     def begin(self) -> None:
         """Begins to keep the tables as they are. Only the writer calls it, between two steps.
@@ -76,13 +80,37 @@ class CapturedTables:
         for scan in self._scans.values():
             scan.close()
 
+    @contextlib.contextmanager
+    def telling_others(self) -> Iterator[None]:
+        """Surrounds the writing. If it fails, the ranks that call `send_shards` learn that, and fail, too."""
+        try:
+            yield
+        except Exception as error:
+            if not self._have_failed_together:
+                self._agree(error)
+            raise
+        self._agree(None)
+
     def send_shards(self) -> None:
-        """Sends the rows of this node's shards to the rank that writes. All other ranks call it."""
+        """Sends the rows of this node's shards to the rank that writes. All other ranks call it.
+
+        Raises:
+          StateError: The rank that writes has failed.
+        """
         for table in self._tables:
             if table.is_sharded:
+                self._agree(None)
                 with self._all_shards(table) as content:
                     for _ in content:
                         raise AssertionError("this rank receives no rows")
+        self._agree(None)
+
+    def _agree(self, error: Exception | None) -> None:
+        """Raises on all ranks if the rank that writes has failed. Does nothing if no table is sharded."""
+        if any(table.is_sharded for table in self._tables):
+            self._have_failed_together = error is not None
+            texts = job.current().collectives.allgather_object(error_text(error), "tsps.export.agree")
+            raise_failures(texts, error, f"exporting to {self._path}")
 
     def write(
         self,
@@ -107,8 +135,11 @@ class CapturedTables:
         files = writing.builder.new_table(table.asset)
         facts = table.facts
         if table.is_sharded:
+            self._agree(None)
+            self._have_failed_together = True  # in the following lines an error is one of all ranks
             with self._all_shards(table) as content:
                 self._write_all(table, files, content, writing)
+            self._have_failed_together = False
         else:
             scan = self._scans[table.binding.uuid]
             if scan.erased is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,12 +75,13 @@ def export(
         if rank != WRITER:
             tables.send_shards()
             return folder
-        try:
-            with VersionBuilder(folder, f"rank {WRITER}") as builder:
-                tables.begin()
-                graph = ModelGraph.write(model, builder.folder, signatures, tables.assets)
-                fault_points.reach("model_saved")
-                builder.finish(graph.manifest(tables.step, tables.write(builder)))
-        finally:
-            tables.close()
+        with (
+            contextlib.closing(tables),
+            tables.telling_others(),
+            VersionBuilder(folder, f"rank {WRITER}") as builder,
+        ):
+            tables.begin()
+            graph = ModelGraph.write(model, builder.folder, signatures, tables.assets)
+            fault_points.reach("model_saved")
+            builder.finish(graph.manifest(tables.step, tables.write(builder)))
     return folder

@@ -69,10 +69,13 @@ def claim() -> None:
 
 
 def target() -> str | None:
-    """Returns the folder that this thread's innermost running save writes to, and makes it. None: it is not known."""
+    """Returns the folder that this thread's innermost running save writes to, and makes it. None: there is none."""
     if not _saves.running or "://" in _saves.running[-1].path:
         return None
-    os.makedirs(_saves.running[-1].path, exist_ok=True)
+    try:
+        os.makedirs(_saves.running[-1].path, exist_ok=True)
+    except OSError:  # TensorFlow will fail, too, and say so
+        return None
     return _saves.running[-1].path
 
 

@@ -14,8 +14,8 @@
 namespace tsps {
 namespace {
 
-constexpr uint64_t kPartBytes = 24u << 20;    // of the records of a part; sorted in memory
-constexpr uint64_t kBufferBytes = 16u << 20;  // of the buffers of all parts
+constexpr uint64_t kPartBytes = 12u << 20;   // of the records of a part; sorted in memory
+constexpr uint64_t kBufferBytes = 8u << 20;  // of the buffers of all parts
 
 // Opens a file without a name in a folder.
 Result<int> OpenNameless(const std::string& folder) {
@@ -69,6 +69,7 @@ Status EntrySorter::Erase(int64_t key) { return Append(key, nullptr); }
 
 Status EntrySorter::Append(int64_t key, const char* row) {
   Part& part = parts_[static_cast<size_t>(PlaceOf(HashKey(key, hash_seed_), parts_.size()))];
+  if (part.buffer.capacity() == 0 && parts_.size() > 1) part.buffer.reserve(buffer_bytes_);
   const size_t at = part.buffer.size();
   part.buffer.resize(at + record_bytes_);
   char* const record = &part.buffer[at];
@@ -94,8 +95,10 @@ Status EntrySorter::Spill(Part& part) {
 Status EntrySorter::Load() {
   Part part;
   std::swap(part, parts_[next_part_++]);
+  std::vector<char>().swap(records_);  // before the next ones are read
   order_.clear();
   next_ = 0;
+  records_.reserve(part.chunks.size() * buffer_bytes_ + part.buffer.size());
   records_.resize(part.chunks.size() * buffer_bytes_);
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
     const uint64_t at = part.chunks[chunk];
