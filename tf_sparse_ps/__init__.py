@@ -14,7 +14,19 @@ from tf_sparse_ps._version import __version__
 from tf_sparse_ps.collectives import horovod_setup as _horovod_setup
 
 if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` imports the same names
-    from tf_sparse_ps import callbacks, collectives, config, errors, job, keys, layers, optimizers, schedules, table
+    from tf_sparse_ps import (
+        callbacks,
+        collectives,
+        config,
+        errors,
+        job,
+        keys,
+        layers,
+        optimizers,
+        schedules,
+        serving,
+        table,
+    )
     from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
     from tf_sparse_ps.collectives.registry import init
     from tf_sparse_ps.config import (
@@ -65,6 +77,7 @@ __all__ = [
     "lookahead",
     "optimizers",
     "schedules",
+    "serving",
     "table",
 ]
 
@@ -91,7 +104,19 @@ _HOME = {
     "DistributedGradientTape": "training.gradient_tape",
     "lookahead": "training.look_ahead",
 }
-_MODULES = ("callbacks", "collectives", "config", "errors", "job", "keys", "layers", "optimizers", "schedules", "table")
+_MODULES = (
+    "callbacks",
+    "collectives",
+    "config",
+    "errors",
+    "job",
+    "keys",
+    "layers",
+    "optimizers",
+    "schedules",
+    "serving",
+    "table",
+)
 
 
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name of this module

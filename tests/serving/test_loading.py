@@ -1,0 +1,81 @@
+"""`serving.load`: a model switches to newer versions between two calls."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving_support import make_model, train
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError
+
+IDS = np.arange(40, dtype=np.int64).reshape(-1, 2)
+
+
+def test_a_model_switches_to_newer_versions(tmp_path: Path) -> None:
+    model, _ = make_model()
+    train(model, np.arange(4000))
+    tsps.export(model, tmp_path / "1")
+    served = tsps.serving.load(tmp_path)
+    answers = [np.asarray(model(IDS))]
+    np.testing.assert_array_equal(served(IDS), answers[0])
+    assert not served.update()
+    train(model, np.arange(40))
+    tsps.export(model, tmp_path / "2", base=tmp_path / "1")
+    answers.append(np.asarray(model(IDS)))
+    np.testing.assert_array_equal(served(IDS), answers[0])
+    assert served.update()
+    np.testing.assert_array_equal(served(IDS), answers[1])
+    (named,) = served(**{served.signatures["serving_default"].structured_input_signature[1].popitem()[0]: IDS}).values()
+    np.testing.assert_array_equal(named, answers[1])
+    assert (served.path.name, served.step) == ("2", tsps.ServingTable.open(tmp_path).step)
+    # Going back is loading the folder before.
+    np.testing.assert_array_equal(tsps.serving.load(tmp_path / "1")(IDS), answers[0])
+
+
+def test_calls_beside_an_update_have_one_version(tmp_path: Path) -> None:
+    model, _ = make_model()
+    expected = []
+    for number in range(1, 5):
+        train(model, np.arange(40))
+        tsps.export(model, tmp_path / f"later-{number}")
+        expected.append(np.asarray(model(IDS)))
+    (tmp_path / "later-1").rename(tmp_path / "1")
+    served = tsps.serving.load(tmp_path)
+    problems, done = [], threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            answer = np.asarray(served(IDS))
+            if not any(np.array_equal(answer, one) for one in expected):
+                problems.append(answer)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in (2, 3, 4):
+        (tmp_path / f"later-{number}").rename(tmp_path / str(number))
+        assert served.update()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    np.testing.assert_array_equal(served(IDS), expected[-1])
+
+
+def test_what_cannot_be_loaded_leaves_the_present_version(tmp_path: Path) -> None:
+    model, _ = make_model()
+    train(model, np.arange(40))
+    with pytest.raises(NotFoundError, match="is not a served version, and has none"):
+        tsps.serving.load(tmp_path)
+    tsps.export(model, tmp_path / "1")
+    served = tsps.serving.load(tmp_path)
+    tsps.export(model, tmp_path / "2")
+    manifest = tmp_path / "2/version.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"words", b"wards"))
+    with pytest.raises(DamagedFileError, match=r"version.json is damaged"):
+        served.update()
+    np.testing.assert_array_equal(served(IDS), model(IDS))

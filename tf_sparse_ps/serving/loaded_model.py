@@ -1,0 +1,96 @@
+"""`load`: the newest version of a model in a process of one's own. Needs TensorFlow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tf_sparse_ps.serving import version as versions
+from tf_sparse_ps.serving.version import Version
+
+
+class _Loaded:
+    """A version that is loaded. It never changes."""
+
+    def __init__(self, version: Version) -> None:
+        import tensorflow as tf  # the package works without it
+
+        from tf_sparse_ps import _ops  # it imports TensorFlow
+
+        _ops.library.load()
+        self.version = version
+        self.model: Any = tf.saved_model.load(os.fspath(version.path))
+
+
+class ServedModel:
+    """A model that is served from a directory of versions.
+
+    Calls in several threads are safe, also beside `update`: a call uses one version from its beginning to its end.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Callers use `load`."""
+        self._directory = directory
+        self._loaded = _Loaded(versions.newest(directory))
+
+    @property
+    def path(self) -> Path:
+        """The folder of the present version."""
+        return self._loaded.version.path
+
+    @property
+    def step(self) -> int:
+        """The training step of the present version."""
+        return self._loaded.version.manifest.step
+
+    @property
+    def signatures(self) -> Mapping[str, Any]:
+        """The signatures of the present version, by name."""
+        signatures: Mapping[str, Any] = self._loaded.model.signatures
+        return signatures
+
+    def __call__(self, *inputs: Any, **named_inputs: Any) -> Any:
+        """Returns the answers to inputs.
+
+        Args:
+          inputs: The arguments of the model, if `tsps.export` was called without `signatures`.
+          named_inputs: The arguments of the signature "serving_default".
+        """
+        model = self._loaded.model
+        if inputs:
+            return model.serve(*inputs)
+        return model.signatures["serving_default"](**named_inputs)
+
+    def update(self) -> bool:
+        """Loads the newest version, unless it is the present one. Returns whether it has loaded one.
+
+        Tables map only the files that the present version does not have. Calls that have begun keep their version.
+
+        Raises:
+          NotFoundError, DamagedFileError: The newest version cannot be loaded. The present one stays.
+        """
+        newest = versions.newest(self._directory)
+        if newest.manifest.id == self._loaded.version.manifest.id:
+            return False
+        self._loaded = _Loaded(newest)
+        return True
+
+
+def load(path: str | os.PathLike[str]) -> ServedModel:
+    """Loads the op library and the newest version of a model.
+
+    Args:
+      path: A directory of versions with numbers as names, or the folder of one version.
+
+    Example:
+      >>> model = tsps.serving.load("serve")
+      >>> scores = model(ids)
+      >>> model.update()      # from time to time, in any thread
+
+    Raises:
+      NotFoundError: There is no version.
+      DamagedFileError: It is damaged.
+    """
+    return ServedModel(Path(path))
