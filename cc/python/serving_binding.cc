@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/serving/entry_sorter.h"
+#include "core/serving/layer_difference.h"
 #include "core/serving/layer_merge.h"
 #include "core/serving/serving_table.h"
 #include "core/serving/serving_writer.h"
@@ -220,6 +221,25 @@ class PyServingKeys {
   const std::unique_ptr<LayerMerge> merge_;
 };
 
+// Writes a layer that changes the rows of a version into those of a base. Returns the number of its
+// keys; if it is 0, no file is written.
+uint64_t WriteDifference(const std::string& base, const std::vector<std::string>& version,
+                         const std::string& path, uint64_t sequence, const py::function& progress) {
+  uint64_t keys = 0;
+  WriteWithProgress(progress, [&](const ServingProgress& report) -> Status {
+    TSPS_ASSIGN_OR_RETURN(const auto file, ServingFile::Open(base));
+    TSPS_ASSIGN_OR_RETURN(FileList files, OpenAll(version));
+    TSPS_ASSIGN_OR_RETURN(const auto difference, LayerDifference::Of(file, files));
+    keys = difference->most_keys();
+    if (keys == 0) return Status();
+    ServingInfo info = ServingInfo::Of(*file);
+    info.first_sequence = info.last_sequence = sequence;
+    files.pop_back();  // the base
+    return tsps::WriteLayer(path, info, *difference, files, report);
+  });
+  return keys;
+}
+
 class PyServingTable {
  public:
   PyServingTable(const std::string& path, ServingFiles& files, bool verify, int threads)
@@ -332,6 +352,8 @@ void BindServing(py::module_& module) {
            py::arg("older"), py::arg("progress"));
   module.def("merge_serving_files", &MergeFiles, py::arg("paths"), py::arg("older"),
              py::arg("path"), py::arg("progress"));
+  module.def("write_serving_difference", &WriteDifference, py::arg("base"), py::arg("version"),
+             py::arg("path"), py::arg("sequence"), py::arg("progress"));
   module.def("serving_file_info", &FileInfo, py::arg("path"));
   module.def("coded_rows", &CodedRows, py::arg("rows_name"), py::arg("rows").noconvert());
   module.def("verify_serving_file", &VerifyFile, py::arg("path"));

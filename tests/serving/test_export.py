@@ -110,6 +110,11 @@ def test_a_version_of_another_job_is_compared_or_replaced(tmp_path: Path, capfd:
     (newest, _) = tsps.ServingTable.open(tmp_path / "3").files()
     assert newest["n_keys"] == 12
     assert manifest != (tmp_path / "1/version.json").read_bytes()
+    # The next version knows what has changed since.
+    train(model, np.arange(50, 60))
+    tsps.export(model, tmp_path / "4", base=tmp_path / "3")
+    assert files_of(tmp_path / "4") == ["layer", "layer", "base"]
+    must_equal(tmp_path / "4", model, layer)
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_left(tmp_path: Path) -> None:

@@ -2,6 +2,6 @@
 
 - `exporter`: `tsps.export`, which waits until the version is written.
 - `publisher`: writes versions in the background, for `tsps.callbacks.Export`.
-- `captured_tables`: the tables of a model as of one step; `table_content`: what of a table has changed.
+- `captured_tables`: the tables of a model as of one step; `earlier_table`: what they build on.
 - `saved_model`: the graph and the dense weights of a version.
 """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tf_sparse_ps import job
 from tf_sparse_ps.checkpoints import tables as model_tables
 from tf_sparse_ps.collectives.all_or_none import error_text, raise_failures
-from tf_sparse_ps.exporting import table_content
+from tf_sparse_ps.exporting import earlier_table
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import ShardedContent
 from tf_sparse_ps.serving import fault_points, table_files
@@ -20,7 +20,6 @@ from tf_sparse_ps.serving.table_files import TableFacts
 from tf_sparse_ps.serving.version import TableEntry, Version
 from tf_sparse_ps.serving.version_builder import TableFiles, VersionBuilder
 from tf_sparse_ps.table import several_tables
-from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.scan import Scan
 
 WRITER = 0  # the rank that writes versions
@@ -133,35 +132,35 @@ class CapturedTables:
 
     def _write(self, table: _Table, writing: _Writing) -> TableEntry:
         files = writing.builder.new_table(table.asset)
-        facts = table.facts
         if table.is_sharded:
             self._agree(None)
             self._have_failed_together = True  # in the following lines an error is one of all ranks
             with self._all_shards(table) as content:
-                self._write_all(table, files, content, writing)
+                self._write_rows(table, files, content, writing)
             self._have_failed_together = False
+        elif (scan := self._scans[table.binding.uuid]).erased is not None:
+            facts = self._link(table, files)
+            files.add_layer(facts, scan, scan.erased, step=self.step, most_keys=0, may_continue=writing.may_continue)
         else:
-            scan = self._scans[table.binding.uuid]
-            if scan.erased is not None:
-                facts = self._write_changes(table, files, scan, scan.erased, writing, most_keys=0)
-            elif table.earlier is not None and table.reason is None and self._options.diff:
-                difference = table_content.Difference(scan, table.earlier.open(), table.binding.reader())
-                facts = self._write_changes(table, files, difference, difference.erased(), writing, most_keys=len(scan))
-            else:
-                self._write_all(table, files, scan, writing)
+            self._write_rows(table, files, scan, writing)
+        files.merge(writing.may_continue)
         mark = self._marks.get(table.binding.uuid)
         return files.finish(
             table.binding.config.name,
-            facts,
+            table.facts,
             step=self.step,
             marks=[] if mark is None else [mark],
             absent=self._options.absent,
         )
 
-    def _all_shards(self, table: _Table) -> ShardedContent:
-        return ShardedContent(table.binding, f"exporting to {self._path}", slots=False, to=WRITER)
-
-    def _write_all(self, table: _Table, files: TableFiles, content: Any, writing: _Writing) -> None:
+    def _write_rows(self, table: _Table, files: TableFiles, content: Any, writing: _Writing) -> None:
+        """Writes all rows, or those that differ from the earlier version's."""
+        show_progress, may_continue = writing.show_progress, writing.may_continue
+        if self._options.diff and table.earlier is not None and table.reason is None:
+            files.add_difference(
+                self._link(table, files), content, show_progress=show_progress, may_continue=may_continue
+            )
+            return
         if table.earlier is not None:
             reason = table.reason or "what has changed since the earlier version is not known"
             print(
@@ -169,17 +168,17 @@ class CapturedTables:
                 file=sys.stderr,
                 flush=True,
             )
-        files.add_base(table.facts, content, show_progress=writing.show_progress, may_continue=writing.may_continue)
+        files.add_base(table.facts, content, show_progress=show_progress, may_continue=may_continue)
 
-    def _write_changes(
-        self, table: _Table, files: TableFiles, written: Any, erased: Keys, writing: _Writing, *, most_keys: int
-    ) -> TableFacts:
+    @staticmethod
+    def _link(table: _Table, files: TableFiles) -> TableFacts:
+        """Takes over the files of the earlier version. Returns the facts of a layer above them."""
         assert table.earlier is not None
-        facts = table.facts._replace(hash_seed=table.earlier.entry.hash_seed)
         files.link(table.earlier.version.path, table.earlier.entry)
-        files.add_layer(facts, written, erased, step=self.step, most_keys=most_keys, may_continue=writing.may_continue)
-        files.merge(writing.may_continue)
-        return facts
+        return table.earlier.facts_of_layer(table.facts)
+
+    def _all_shards(self, table: _Table) -> ShardedContent:
+        return ShardedContent(table.binding, f"exporting to {self._path}", slots=False, to=WRITER)
 
 
 class _Writing(NamedTuple):
@@ -196,7 +195,7 @@ class _Table(NamedTuple):
     binding: TableBinding
     asset: str
     facts: TableFacts
-    earlier: table_content.Earlier | None
+    earlier: earlier_table.EarlierTable | None
     """The table in the earlier version."""
     reason: str | None
     """Why it cannot have layers above the earlier version; None: it can, or there is none."""
@@ -208,14 +207,12 @@ class _Table(NamedTuple):
 
     def since(self) -> str | None:
         """Returns the mark of the state that the earlier version has; None: all rows are written."""
-        if self.earlier is None or self.reason is not None or not self.earlier.entry.marks:
-            return None
-        return self.earlier.entry.marks[0]
+        return None if self.earlier is None or self.reason is not None else self.earlier.mark(self.facts)
 
 
 def _table(binding: TableBinding, base: Version | None, options: Options) -> _Table:
     asset = os.path.basename(binding.path)
     facts = table_files.facts_of(binding.reader(), rows=options.rows, absent=options.absent)
-    earlier = table_content.find(base, asset)
-    reason = None if earlier is None else earlier.reason_for_base(facts, options.absent)
+    earlier = earlier_table.find(base, asset)
+    reason = None if earlier is None else earlier.reason_against_layers(facts, options.absent)
     return _Table(binding, asset, facts, earlier, reason)

@@ -207,6 +207,31 @@ def write_layer(
     return len(rows)
 
 
+def write_difference(
+    base: str,
+    version: Sequence[str],
+    path: Path,
+    *,
+    sequence: int,
+    may_continue: Callable[[], None] = lambda: None,
+) -> int:
+    """Writes a layer that changes the rows of a version into those of a base.
+
+    Args:
+      base: A file with all rows.
+      version: The files of a table in a version, newest first.
+      path: The file to write, which must not exist.
+      sequence: The number of the export.
+      may_continue: As for `write_base`.
+
+    Returns:
+      The number of keys. 0: the rows are equal, and no file was written.
+    """
+    with bar(0, "compare rows", show=False) as progress_bar:
+        progress = _Progress(progress_bar, may_continue)
+        return _table.write_serving_difference(base, list(version), os.fspath(path), sequence, progress.wrote)
+
+
 def merge(
     paths: Sequence[str], older: Sequence[str], path: Path, *, may_continue: Callable[[], None] = lambda: None
 ) -> None:

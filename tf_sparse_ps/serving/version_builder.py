@@ -120,6 +120,7 @@ class TableFiles:
         self._version, self._asset = version, asset
         self.files: list[FileEntry] = []
         self.sequence = 0
+        self._hash_seed = 0
 
     def add_base(
         self,
@@ -132,7 +133,7 @@ class TableFiles:
         """Writes a base. The arguments are those of `table_files.write_base`."""
         path = self._new_path("base")
         table_files.write_base(path, facts, content, show_progress=show_progress, may_continue=may_continue)
-        self.files = [self._entry(path)]
+        self.files, self._hash_seed = [self._entry(path)], facts.hash_seed
 
     def link(self, version: Path, table: TableEntry) -> None:
         """Takes over the files of a table of an earlier version, by hard links, or by copies to another file system."""
@@ -140,7 +141,7 @@ class TableFiles:
             target = self._version / TABLES / self._asset / Path(entry.path).name
             _link(version / entry.path, target)
             self.files.append(self._entry(target))
-        self.sequence = table.sequence
+        self.sequence, self._hash_seed = table.sequence, table.hash_seed
 
     def add_layer(
         self,
@@ -167,6 +168,27 @@ class TableFiles:
         )
         if n:
             self.sequence += 1
+            self.files.insert(0, self._entry(path))
+
+    def add_difference(
+        self,
+        facts: TableFacts,
+        content: Any,
+        *,
+        show_progress: bool = True,
+        may_continue: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Writes a layer that makes the rows of the files those of `content`. See `table_files.write_base`."""
+        # Rows that are sorted alike can be compared without memory.
+        base = self._new_path("compared")
+        table_files.write_base(base, facts, content, show_progress=show_progress, may_continue=may_continue)
+        path = self._new_path(f"layer-{self.sequence + 1}")
+        version = [self._path(entry) for entry in self.files]
+        sequence = self.sequence + 1
+        n = table_files.write_difference(os.fspath(base), version, path, sequence=sequence, may_continue=may_continue)
+        os.unlink(base)
+        if n:
+            self.sequence = sequence
             self.files.insert(0, self._entry(path))
 
     def merge(self, may_continue: Callable[[], None] = lambda: None) -> None:
@@ -198,7 +220,7 @@ class TableFiles:
             sequence=self.sequence,
             rows=facts.rows,
             absent=absent,
-            hash_seed=facts.hash_seed,
+            hash_seed=self._hash_seed,
             files=tuple(self.files),
         )
 
