@@ -185,19 +185,9 @@ def _count(n: int, noun: str) -> str:
 # --- diff, compact, erase, export ---
 
 
-def _newest(path: Path) -> StoredCheckpoint:
-    """Reads a checkpoint, or the newest whole one in a directory."""
-    if CheckpointDirectory.names(path):
-        return stored_checkpoint.check(path)
-    checkpoint, _ = CheckpointDirectory(path).newest()
-    if checkpoint is None:
-        raise NotFoundError(f"{path} has no checkpoint that is whole")
-    return checkpoint
-
-
 def _diff(options: argparse.Namespace) -> int:
     if options.other is not None:
-        old, new = _newest(options.directory), _newest(options.other)
+        old, new = CheckpointDirectory.read(options.directory), CheckpointDirectory.read(options.other)
     else:
         whole = CheckpointDirectory(options.directory).whole(2)
         if len(whole) < 2:
@@ -251,7 +241,7 @@ def _erase(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    checkpoint = _newest(options.directory)
+    checkpoint = CheckpointDirectory.read(options.directory)
     files = exports.export(checkpoint, options.to)
     if options.json:
         print(json.dumps({"checkpoint": checkpoint.path.name, "folder": str(options.to), "files": files}, indent=1))

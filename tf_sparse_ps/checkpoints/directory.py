@@ -123,6 +123,24 @@ class CheckpointDirectory:
         """Makes and reads nothing."""
         self.path = Path(os.path.abspath(path))
 
+    @classmethod
+    def read(cls, path: Path) -> StoredCheckpoint:
+        """Reads all files of a checkpoint, or of the newest whole one in a directory.
+
+        Args:
+          path: The folder of the checkpoint, or the directory.
+
+        Raises:
+          NotFoundError: The directory has no whole checkpoint.
+          DamagedFileError: The checkpoint is damaged.
+        """
+        if cls.names(path):
+            return stored_checkpoint.check(path)
+        checkpoint, _ = cls(path).newest()
+        if checkpoint is None:
+            raise NotFoundError(f"{path} has no checkpoint that is whole")
+        return checkpoint
+
     def find(self) -> list[CheckpointFolder]:
         """Lists the folders that are named as checkpoints, the newest first. Reads none of them."""
         folders = []

@@ -3,5 +3,6 @@
 - `exporter`: `tsps.export`, which waits until the version is written.
 - `publisher`: writes versions in the background, for `tsps.callbacks.Export`.
 - `captured_tables`: the tables of a model as of one step; `earlier_table`: what they build on.
+- `checkpoint_export` and `commands`: `tf-sparse-ps publish`, which exports a checkpoint.
 - `saved_model`: the graph and the dense weights of a version.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,11 +162,7 @@ class CapturedTables:
             return
         if table.earlier is not None:
             reason = table.reason or "what has changed since the earlier version is not known"
-            print(
-                f"tf_sparse_ps: table {table.facts.name!r} is exported with all rows, because {reason}",
-                file=sys.stderr,
-                flush=True,
-            )
+            earlier_table.say_base(table.facts.name, reason)
         files.add_base(table.facts, content, show_progress=show_progress, may_continue=may_continue)
 
     @staticmethod

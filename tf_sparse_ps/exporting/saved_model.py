@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras, _tensorflow
 from tf_sparse_ps._version import __version__
+from tf_sparse_ps.checkpoints import array_file
+from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.job.table_binding import TableBinding, binding_of
 from tf_sparse_ps.layers import saving
-from tf_sparse_ps.serving.version import ASSETS, TableEntry, VersionManifest
+from tf_sparse_ps.serving.version import ASSETS, TableEntry, Version, VersionManifest
 
 _GRAPH, _FINGERPRINT = "saved_model.pb", "fingerprint.pb"
 _VARIABLES = "variables/variables"
@@ -31,32 +33,34 @@ Values = dict[str, npt.NDArray[Any]]
 class ModelGraph:
     """The graph of a model, which was traced once. Later versions have it with other dense weights."""
 
-    def __init__(self, model: Any, root: Any, folder: Path, assets: Sequence[str]) -> None:
-        """Callers use `write`."""
-        self._variables = {
-            key: variable
-            for key, variable in _tensorflow.variables_by_key(root, os.fspath(folder / _VARIABLES))
-            if binding_of(variable) is None
-        }
-        names = {
-            _tensorflow.resource_of(_keras.tf_variable(variable)): _keras.variable_name(variable)
-            for variable in _keras.all_variables(model)
-            if binding_of(variable) is None
-        }
-        found = {
-            key: names.get(_tensorflow.resource_of(_keras.tf_variable(variable)))
-            for key, variable in self._variables.items()
-        }
-        self._names = tuple((key, name) for key, name in found.items() if name is not None)
-        self._files = {
-            name: (folder / name).read_bytes() for name in (_GRAPH, _FINGERPRINT) if (folder / name).exists()
-        }
+    def __init__(
+        self,
+        folder: Path,
+        assets: Sequence[str],
+        variables: Mapping[str, Any],
+        names: Mapping[str, str],
+    ) -> None:
+        """Reads the files of a SavedModel. Callers use `write` or `of_version`.
+
+        Args:
+          folder: The SavedModel.
+          assets: The names of its assets that stand for tables.
+          variables: The live variables by their keys in the SavedModel's checkpoint; empty: there are none.
+          names: The names of variables in the model, by the same keys.
+        """
+        self._variables, self._names = dict(variables), dict(names)
+        files = [path for name in (_GRAPH, _FINGERPRINT) if (path := folder / name).exists()]
+        self._files = {path.name: path.read_bytes() for path in files}
         self._assets = {path.name: path.read_bytes() for path in (folder / ASSETS).glob("*") if path.name not in assets}
         reader = tf.train.load_checkpoint(os.fspath(folder / _VARIABLES))
-        # Vocabularies, anchors of tables, and the names of objects: they do not change.
-        self._others = {
-            key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map() if key not in self._variables
-        }
+        # Also what does not change: vocabularies, anchors of tables, and the names of objects.
+        self._tensors = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+
+    @classmethod
+    def of_version(cls, version: Version) -> ModelGraph:
+        """Returns the graph of a version, whose variables are not those of this process."""
+        assets = [entry.asset for entry in version.tables]
+        return cls(version.path, assets, {}, dict(version.manifest.variables))
 
     @classmethod
     def write(cls, model: Any, folder: Path, signatures: Mapping[str, Any] | None, assets: Sequence[str]) -> ModelGraph:
@@ -83,11 +87,48 @@ class ModelGraph:
                     module = tf.Module()
                     module.model = model
                     tf.saved_model.save(module, os.fspath(folder), signatures=dict(signatures))
-        return cls(model, written[0], folder, assets)
+        variables = {
+            key: variable
+            for key, variable in _tensorflow.variables_by_key(written[0], os.fspath(folder / _VARIABLES))
+            if binding_of(variable) is None
+        }
+        names = {
+            _tensorflow.resource_of(_keras.tf_variable(variable)): _keras.variable_name(variable)
+            for variable in _keras.all_variables(model)
+            if binding_of(variable) is None
+        }
+        named = {
+            key: names[resource]
+            for key, variable in variables.items()
+            if (resource := _tensorflow.resource_of(_keras.tf_variable(variable))) in names
+        }
+        return cls(folder, assets, variables, named)
 
     def values(self) -> Values:
         """Returns copies of the present dense weights, by their keys."""
         return {key: np.array(_keras.tf_variable(variable).numpy()) for key, variable in self._variables.items()}
+
+    def with_names(self, weights: Sequence[tuple[str, npt.NDArray[Any]]], where: str) -> Values:
+        """Returns dense weights by their keys.
+
+        Args:
+          weights: The names and the values of stored weights.
+          where: What has them, for messages.
+
+        Raises:
+          InvalidArgumentError: A variable of the graph is missing, has another shape, or shares its name with another.
+        """
+        values = {}
+        for key, name in self._names.items():
+            stored, present = [array for other, array in weights if other == name], self._tensors[key]
+            if len(stored) != 1 or stored[0].shape != present.shape:
+                found = [array.shape for array in stored]
+                raise InvalidArgumentError(
+                    f"the graph has a variable {name!r} of shape {present.shape}, and {where} has {found}. Name the "
+                    "model that was saved"
+                )
+            values[key] = array_file.typed(stored[0], present.dtype)
+        return values
 
     def write_again(self, folder: Path, values: Values) -> None:
         """Writes the SavedModel with other dense weights. Any thread may call it.
@@ -103,7 +144,7 @@ class ModelGraph:
             (folder / ASSETS / name).write_bytes(content)
         prefix = folder / _VARIABLES
         prefix.parent.mkdir()
-        tensors = {**self._others, **values}
+        tensors = {**self._tensors, **values}
         with tf.device("CPU"):
             tf.raw_ops.SaveV2(
                 prefix=os.fspath(prefix),
@@ -119,7 +160,7 @@ class ModelGraph:
             step=step,
             tables=tuple(tables),
             graph=hashlib.blake2b(self._files[_GRAPH], digest_size=16).hexdigest(),
-            variables=self._names,
+            variables=tuple(self._names.items()),
             versions={
                 "tf_sparse_ps": __version__,
                 "tensorflow": tf.__version__,

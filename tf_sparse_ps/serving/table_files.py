@@ -64,6 +64,16 @@ def check_options(rows: str | None, absent: str) -> None:
         raise InvalidArgumentError(f"`absent` must be one of {ABSENT}. Received: {absent!r}")
 
 
+def initializer_for(absent: str, initializer: dict[str, Any]) -> dict[str, Any]:
+    """Returns what keys without a row read, in the core's form."""
+    return initializer if absent == "initial" else dict(_ZEROS)
+
+
+def new_hash_seed() -> int:
+    """Draws the seed of the hashes of a new base. Who does not know it cannot choose ids that collide."""
+    return secrets.randbits(64)
+
+
 def facts_of(
     table: Any, *, rows: str | None = None, absent: str = "initial", hash_seed: int | None = None
 ) -> TableFacts:
@@ -87,9 +97,9 @@ def facts_of(
         dim=table.config.dim,
         dtype=table.config.dtype,
         key_limit=table.config.key_limit or 0,
-        initializer=table.core_initializer() if absent == "initial" else dict(_ZEROS),
+        initializer=initializer_for(absent, table.core_initializer()),
         rows=rows,
-        hash_seed=secrets.randbits(64) if hash_seed is None else hash_seed,
+        hash_seed=new_hash_seed() if hash_seed is None else hash_seed,
     )
 
 
