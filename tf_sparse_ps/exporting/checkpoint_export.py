@@ -58,7 +58,7 @@ def publish(checkpoint: StoredCheckpoint, path: Path, *, base: Version | None, m
             )
         weights = _weights(checkpoint)
         if base is None:
-            weights = _by_names_of(model, weights, checkpoint.path)
+            graph.rename(_stored_names(model, weights, checkpoint.path))
         graph.write_again(builder.folder, graph.with_names(weights, str(checkpoint.path)))
         entries = [
             _write_table(builder, StoredRows(checkpoint, number), facts, base, assets[number], options)
@@ -77,8 +77,8 @@ def _weights(checkpoint: StoredCheckpoint) -> Weights:
     return [(str(facts[number]["name"]), array) for number, array in arrays if facts[number]["kind"] == "weight"]
 
 
-def _by_names_of(model: Any, weights: Weights, where: Path) -> Weights:
-    """Returns weights with the names that they have in a model. Names depend on what else a process has built.
+def _stored_names(model: Any, weights: Weights, where: Path) -> dict[str, str]:
+    """Returns the stored name of each weight of a model. Names depend on what else a process has built.
 
     Raises:
       InvalidArgumentError: The model has another number of weights.
@@ -94,7 +94,7 @@ def _by_names_of(model: Any, weights: Weights, where: Path) -> Weights:
             f"the model has {len(names)} dense weights, and checkpoint {where} has {len(weights)}. Name the model that "
             "was saved"
         )
-    return [(name, array) for name, (_, array) in zip(names, weights, strict=True)]
+    return {name: stored for name, (stored, _) in zip(names, weights, strict=True)}
 
 
 class _Content:

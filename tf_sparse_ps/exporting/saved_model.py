@@ -108,6 +108,10 @@ class ModelGraph:
         """Returns copies of the present dense weights, by their keys."""
         return {key: np.array(_keras.tf_variable(variable).numpy()) for key, variable in self._variables.items()}
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives variables other names in the model. Variables whose names are not in `names` lose theirs."""
+        self._names = {key: names[name] for key, name in self._names.items() if name in names}
+
     def with_names(self, weights: Sequence[tuple[str, npt.NDArray[Any]]], where: str) -> Values:
         """Returns dense weights by their keys.
 
