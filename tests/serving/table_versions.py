@@ -43,7 +43,7 @@ def write(path: Path, table: Table, base: Path | None = None, rows: str | None =
                 files.merge()
             entry = files.finish("words", facts, step=scan.step, marks=[mark], absent="initial")
             fault_points.reach("tables_ready")
-        builder.finish(VersionManifest(id="0", step=scan.step, tables=(entry,), graph="", variables=(), versions={}))
+        builder.finish(VersionManifest(id="0", step=scan.step, tables=(entry,), variables=(), versions={}))
 
 
 def must_equal(path: Path, table: Table) -> ServingTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import secrets
@@ -163,7 +162,6 @@ class ModelGraph:
             id=secrets.token_hex(16),
             step=step,
             tables=tuple(tables),
-            graph=hashlib.blake2b(self._files[_GRAPH], digest_size=16).hexdigest(),
             variables=tuple(self._names.items()),
             versions={
                 "tf_sparse_ps": __version__,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,21 @@ class FileEntry:
     path: str
     bytes: int
     crc: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherFile:
+    """A file of the SavedModel.
+
+    Attributes:
+      path: Its path in the version's folder.
+      bytes: Its size.
+      crc32: The CRC-32 of its bytes, 8 hexadecimal digits.
+    """
+
+    path: str
+    bytes: int
+    crc32: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +95,17 @@ class VersionManifest:
       id: The identity of the version. Another version of the same name has another one.
       step: The step of dense weights and tables.
       tables: The tables, in the order of the model's layers.
-      graph: A checksum of the graph, `saved_model.pb`.
       variables: For each dense variable, its key in `variables/` and the name in the model.
       versions: The versions of the software, by name.
+      others: All files but those of tables and the manifest. `VersionBuilder.finish` lists them.
     """
 
     id: str
     step: int
     tables: tuple[TableEntry, ...]
-    graph: str
     variables: tuple[tuple[str, str], ...]
     versions: dict[str, str]
+    others: tuple[OtherFile, ...] = ()
 
     def encode(self) -> bytes:
         """Returns the bytes of the file."""
@@ -116,20 +131,28 @@ class VersionManifest:
                 id=str(content["id"]),
                 step=int(content["step"]),
                 tables=tables,
-                graph=str(content["graph"]),
                 variables=tuple((str(key), str(name)) for key, name in content["variables"]),
                 versions=dict(content["versions"]),
+                others=tuple(_other_of(entry) for entry in content["others"]),
             )
         except (TypeError, KeyError, ValueError) as error:
             raise DamagedFileError(f"{where} is damaged: {type(error).__name__}: {error}") from None
 
 
-def _table_of(entry: dict[str, Any]) -> TableEntry:
-    files = tuple(FileEntry(str(file["path"]), int(file["bytes"]), int(file["crc"])) for file in entry["files"])
-    names = [part for file in files for part in file.path.split("/")] + [entry["asset"]]
+def _other_of(entry: dict[str, Any]) -> OtherFile:
+    _check_names(entry["path"].split("/"))
+    return OtherFile(str(entry["path"]), int(entry["bytes"]), str(entry["crc32"]))
+
+
+def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise ValueError(f"a file's name is {name!r}")
+
+
+def _table_of(entry: dict[str, Any]) -> TableEntry:
+    files = tuple(FileEntry(str(file["path"]), int(file["bytes"]), int(file["crc"])) for file in entry["files"])
+    _check_names([part for file in files for part in file.path.split("/")] + [entry["asset"]])
     return TableEntry(**{**entry, "files": files, "marks": tuple(entry["marks"])})
 
 

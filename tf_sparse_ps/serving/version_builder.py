@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +23,7 @@ from tf_sparse_ps.serving.version import (
     MANIFEST,
     TABLES,
     FileEntry,
+    OtherFile,
     TableEntry,
     VersionManifest,
     check_new,
@@ -89,22 +92,24 @@ class VersionBuilder:
     def finish(self, manifest: VersionManifest) -> None:
         """Makes the folder a version. All files are on the disk before it appears.
 
+        Args:
+          manifest: The manifest without `others`.
+
         Raises:
           InvalidArgumentError: Another writer has made the folder meanwhile.
         """
+        manifest = dataclasses.replace(manifest, others=tuple(self._others()))
         (self.folder / MANIFEST).write_bytes(manifest.encode())
         fault_points.reach("manifest_written")
-        for folder, _, names in os.walk(self.folder):
-            for name in names:
-                if not name.endswith(_SUFFIX):  # these were synced when they were written
-                    _sync(Path(folder, name))
-            _sync(Path(folder))
-        fault_points.reach("synced")
-        check_new(self.path)
-        os.rename(self.folder, self.path)
-        fault_points.reach("renamed")
+        publish_folder(self.folder, self.path)
         self._finished = True
-        _sync(self.path.parent)
+
+    def _others(self) -> Iterator[OtherFile]:
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file() and path.suffix != _SUFFIX:
+                data = path.read_bytes()
+                name = path.relative_to(self.folder).as_posix()
+                yield OtherFile(name, len(data), f"{zlib.crc32(data):08x}")
 
 
 class TableFiles:
@@ -139,7 +144,7 @@ class TableFiles:
         """Takes over the files of a table of an earlier version, by hard links, or by copies to another file system."""
         for entry in table.files:
             target = self._version / TABLES / self._asset / Path(entry.path).name
-            _link(version / entry.path, target)
+            link(version / entry.path, target)
             self.files.append(self._entry(target))
         self.sequence, self._hash_seed = table.sequence, table.hash_seed
 
@@ -237,7 +242,25 @@ class TableFiles:
         return FileEntry(path.relative_to(self._version).as_posix(), int(info["bytes"]), int(info["crc"]))
 
 
-def _link(source: Path, target: Path) -> None:
+def publish_folder(folder: Path, path: Path) -> None:
+    """Syncs all files of a version, and gives its folder its name.
+
+    Raises:
+      InvalidArgumentError: A folder has this name.
+    """
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            if not name.endswith(_SUFFIX):  # these were synced when they were written
+                _sync(Path(inner, name))
+        _sync(Path(inner))
+    fault_points.reach("synced")
+    check_new(path)
+    os.rename(folder, path)
+    fault_points.reach("renamed")
+    _sync(path.parent)
+
+
+def link(source: Path, target: Path) -> None:
     """Gives a file another name, or copies it if the file system does not allow that."""
     try:
         os.link(source, target)
