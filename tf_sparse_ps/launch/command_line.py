@@ -50,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tf_sparse_ps.checkpoints import commands  # imported here, because a launcher starts without NumPy
 
         return commands.main(words[1:])
+    if words[:1] == ["follow"]:
+        from tf_sparse_ps.serving import commands as serving  # imported here, because it imports NumPy
+
+        return serving.main(words[1:])
     if words[:1] == ["publish"]:
         from tf_sparse_ps.exporting import commands as exporting  # imported here, because it imports TensorFlow
 
@@ -125,6 +129,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     commands.add_parser("checkpoint", help="list or verify the checkpoints in a directory", add_help=False)
     commands.add_parser("publish", help="write a served version from a checkpoint", add_help=False)
+    commands.add_parser("follow", help="copy new served versions to this machine", add_help=False)
     add = run.add_argument
     add("-np", "--nproc-per-node", dest="ranks", type=int, required=True, metavar="N", help="ranks on this machine")
     add("--nnodes", type=int, default=1, metavar="N", help="machines, each with a launcher (default: 1)")

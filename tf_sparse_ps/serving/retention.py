@@ -18,7 +18,8 @@ from tf_sparse_ps.folders import Trust, remove_folder
 from tf_sparse_ps.serving import fault_points
 from tf_sparse_ps.serving.version import ASSETS, MANIFEST, numbered
 
-_REMOVING, _PIN = ".removing-", "pinned-"
+PIN = "pinned-"  # the name of the file that pins a version, before the number
+_REMOVING = ".removing-"
 _FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, pid
 
 
@@ -40,9 +41,7 @@ def prune(directory: Path, keep: int) -> list[Path]:
     for folder in versions[keep:]:
         if is_pinned(folder) or is_in_use(folder):
             continue
-        aside = directory / f"{_REMOVING}{folder.name}-{secrets.token_hex(4)}"
-        os.rename(folder, aside)
-        fault_points.reach("set_aside")
+        aside = _set_aside(folder)
         if is_in_use(aside):  # opened since
             os.rename(aside, folder)
             continue
@@ -50,6 +49,18 @@ def prune(directory: Path, keep: int) -> list[Path]:
         fault_points.reach("removed")
         removed.append(folder)
     return removed
+
+
+def remove(version: Path) -> None:
+    """Removes a version. Processes that have it open keep its files until they close it."""
+    _remove(_set_aside(version))
+
+
+def _set_aside(version: Path) -> Path:
+    aside = version.parent / f"{_REMOVING}{version.name}-{secrets.token_hex(4)}"
+    os.rename(version, aside)
+    fault_points.reach("set_aside")
+    return aside
 
 
 def _remove(folder: Path) -> None:
@@ -87,7 +98,7 @@ def pin(version: Path) -> None:
     """
     if not (version / MANIFEST).exists():
         raise NotFoundError(f"{version} is not a served version, so it cannot be pinned")
-    (version.parent / f"{_PIN}{version.name}").touch()
+    (version.parent / f"{PIN}{version.name}").touch()
 
 
 def unpin(version: Path) -> None:
@@ -97,11 +108,11 @@ def unpin(version: Path) -> None:
       InvalidArgumentError: The version is not pinned.
     """
     try:
-        os.unlink(version.parent / f"{_PIN}{version.name}")
+        os.unlink(version.parent / f"{PIN}{version.name}")
     except FileNotFoundError:
         raise InvalidArgumentError(f"{version} is not pinned") from None
 
 
 def is_pinned(version: Path) -> bool:
     """Whether a version is pinned."""
-    return (version.parent / f"{_PIN}{version.name}").exists()
+    return (version.parent / f"{PIN}{version.name}").exists()

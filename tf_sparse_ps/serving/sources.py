@@ -1,0 +1,114 @@
+"""Directories of versions that `follow` reads: a path, or a URL of fsspec (s3, gs, hdfs, memory, ...)."""
+
+from __future__ import annotations
+
+import abc
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from tf_sparse_ps.errors import NotFoundError, UnsupportedError
+from tf_sparse_ps.serving.version import MANIFEST, VersionManifest, numbered
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+class Source(abc.ABC):
+    """A directory of versions.
+
+    Attributes:
+      name: The path or URL.
+    """
+
+    name: str
+
+    @abc.abstractmethod
+    def numbers(self) -> list[int]:
+        """Returns the numbers of the versions that are complete, the newest first."""
+
+    @abc.abstractmethod
+    def open(self, number: int, path: str) -> IO[bytes]:
+        """Opens a file of a version for reading. It can seek."""
+
+    def manifest(self, number: int) -> VersionManifest:
+        """Reads the manifest of a version. Raises the errors of `VersionManifest.decode`."""
+        with self.open(number, MANIFEST) as stream:
+            return VersionManifest.decode(stream.read(), f"{self.name}/{number}/{MANIFEST}")
+
+
+def source(name: str | os.PathLike[str]) -> Source:
+    """Returns a source.
+
+    Args:
+      name: A path, or a URL.
+
+    Raises:
+      UnsupportedError: It is a URL, and fsspec or the package of its protocol is not installed.
+    """
+    text = os.fspath(name)
+    return _Remote(text) if "://" in text else _Local(Path(text))
+
+
+class _Local(Source):
+    """A directory of a mounted file system."""
+
+    def __init__(self, directory: Path) -> None:
+        self.name, self._directory = os.fspath(directory), directory
+
+    def numbers(self) -> list[int]:
+        return [number for number, folder in numbered(self._directory) if (folder / MANIFEST).exists()]
+
+    def open(self, number: int, path: str) -> IO[bytes]:
+        try:
+            return open(self._directory / str(number) / path, "rb")
+        except FileNotFoundError:
+            raise NotFoundError(f"{self._directory}/{number} has no {path}: it has been removed") from None
+
+
+class _Remote(Source):
+    """A directory behind a URL."""
+
+    def __init__(self, url: str) -> None:
+        self.name = url.rstrip("/")
+        self._files, self._root = file_system(url)
+
+    def numbers(self) -> list[int]:
+        return sorted((n for n in self._all() if self._files.exists(f"{self._root}/{n}/{MANIFEST}")), reverse=True)
+
+    def _all(self) -> Iterator[int]:
+        self._files.invalidate_cache()
+        try:
+            entries = self._files.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            name = str(entry).rstrip("/").rpartition("/")[2]
+            if _NUMBER.fullmatch(name):
+                yield int(name)
+
+    def open(self, number: int, path: str) -> IO[bytes]:
+        try:
+            stream: IO[bytes] = self._files.open(f"{self._root}/{number}/{path}", "rb")
+            return stream
+        except FileNotFoundError:
+            raise NotFoundError(f"{self.name}/{number} has no {path}: it has been removed") from None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Returns the file system of a URL, an object of fsspec, and the path in it.
+
+    Raises:
+      UnsupportedError: fsspec, or the package of the protocol, is not installed.
+    """
+    try:
+        import fsspec  # type: ignore[import-untyped]  # only URLs need it
+
+        files, root = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        protocol = url.partition("://")[0]
+        raise UnsupportedError(
+            f"{url} cannot be opened: {error}. Install fsspec and its package for {protocol}, such as s3fs for s3"
+        ) from error
+    return files, str(root).rstrip("/")
