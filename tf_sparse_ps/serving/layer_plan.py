@@ -1,4 +1,4 @@
-"""Which files of a served table are merged when it gets a new layer.
+"""The choice of the files of a served table that are merged when it gets a new layer.
 
 Each layer that is merged is written again, and so is the whole base, so merges are put off: until there are more than
 `MOST_LAYERS` layers, or until they have more than a quarter of the bytes of the base.

@@ -21,7 +21,7 @@ _ZEROS = {"kind": "zeros", "a": 0.0, "b": 0.0, "seed": 0, "salt": 0}
 
 
 class TableFacts(NamedTuple):
-    """What the files of a table say of it."""
+    """The facts about a table that are in its files."""
 
     name: str
     """The name of the table in messages."""
