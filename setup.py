@@ -1,4 +1,4 @@
-"""Builds the two shared objects with tools/native.py; everything else is in pyproject.toml."""
+"""Builds the shared objects with tools/native.py; everything else is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class BuildNative(build_ext):
 
 
 setup(
-    ext_modules=[Extension(f"tf_sparse_ps.{name}", sources=[]) for name in ("_ops_lib", "_table")],
+    ext_modules=[Extension(f"tf_sparse_ps.{name}", sources=[]) for name in native.EXTENSIONS],
     cmdclass={"build_ext": BuildNative},
 )

@@ -1,6 +1,6 @@
 """Compiles the C++ of tf_sparse_ps, for setup.py, the C++ tests and the sanitizers.
 
-    python tools/native.py                          compiles the two shared objects into tf_sparse_ps/
+    python tools/native.py                          compiles the shared objects into tf_sparse_ps/
     python tools/native.py --variant=crash          adds fault points, into build/native/crash/tf_sparse_ps/
     python tools/native.py --variant=debug test     compiles and runs the C++ tests
     python tools/native.py bench ARGUMENTS          compiles and runs cc/bench
@@ -81,6 +81,9 @@ VARIANTS = {
         (("TSAN_OPTIONS", "halt_on_error=1:second_deadlock_stack=1:die_after_fork=0"),),
     ),
 }
+
+
+EXTENSIONS = ("_ops_lib", "_table", "libtsps_serving")  # the shared objects of the package
 
 
 class BuildError(SystemExit):
@@ -339,6 +342,13 @@ class Builder:
             units.append(Unit(f"gtest/{name}", (gtest / "src" / f"{name}.cc",), (*include, f"-I{gtest}")))
         return self.link(self.folder / "cc_tests", self.objects(units), [])
 
+    def serving_library(self, output: Path) -> Path:
+        """Builds the library of served tables for programs in C. It needs neither TensorFlow nor Python."""
+        sources = tuple(sorted((ROOT / "cc/c_api").glob("*.cc")))
+        include = f"-I{ROOT / 'tf_sparse_ps/include'}"
+        objects = self.core() + self.objects([Unit("cc/c_api/tsps_serving", sources, (include,))])
+        return self.link(output, objects, ["-shared", "-Wl,--no-undefined", "-Wl,--gc-sections"])
+
     def bench(self) -> Path:
         """Builds the C++ benchmarks."""
         objects = self.objects(self.layer("core") + self.layer("executor") + self.layer("bench"))
@@ -361,20 +371,25 @@ def extension_path(name: str, folder: Path) -> Path:
 def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
     """Builds a shared object of the package. Returns its path."""
     builder = Builder(variant)
-    build = {"_ops_lib": builder.ops_library, "_table": builder.table_module}[name]
+    libraries = {
+        "_ops_lib": builder.ops_library,
+        "_table": builder.table_module,
+        "libtsps_serving": builder.serving_library,
+    }
+    build = libraries[name]
     with builder.lock():
         builder.compile_package()
         return build(extension_path(name, folder))
 
 
 def build_package(variant: str) -> None:
-    """Builds both shared objects next to the Python sources or, for other variants, next to a copy of the sources."""
+    """Builds all shared objects next to the Python sources or, for other variants, next to a copy of the sources."""
     package = ROOT / "tf_sparse_ps"
     if variant != "release":
         package = ROOT / "build/native" / variant / "tf_sparse_ps"
         ignore = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(ROOT / "tf_sparse_ps", package, dirs_exist_ok=True, ignore=ignore)
-    for name in ("_ops_lib", "_table"):
+    for name in EXTENSIONS:
         build_extension(name, package, variant)
     if variant != "release":
         print(f"PYTHONPATH={package.parent}")
