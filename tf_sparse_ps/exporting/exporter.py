@@ -11,7 +11,8 @@ from typing import Any
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import tables as model_tables
-from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
+from tf_sparse_ps.exporting import plain_model
 from tf_sparse_ps.exporting.captured_tables import WRITER, CapturedTables, Options
 from tf_sparse_ps.exporting.saved_model import ModelGraph
 from tf_sparse_ps.node import activity
@@ -29,6 +30,7 @@ def export(
     absent: str = "initial",
     signatures: Mapping[str, Any] | None = None,
     diff: bool = False,
+    custom_ops: bool = True,
 ) -> str:
     """Writes a model as a version that is served from one copy of its tables per machine (docs/serving.md).
 
@@ -47,12 +49,15 @@ def export(
       absent: What a key without a row reads: its "initial" value, as in training, or "zeros".
       signatures: Functions by name, as for `tf.saved_model.save`. None: what `model.export` makes.
       diff: Where the changes since `base` are not known, compare all rows with its.
+      custom_ops: False: write a SavedModel of plain TensorFlow, which any TensorFlow loads. Its tables are variables
+        of at most 2 GB each, and keys without a row read zeros. It is no version: it cannot be given as `base`.
 
     Returns:
       The folder.
 
     Raises:
       InvalidArgumentError: `path` exists; an argument has another value; a row cannot be stored as `rows`.
+      UnsupportedError: The model, or another argument, does not work without custom ops.
       NotFoundError: `base` is not a version.
       WriterLockedError: Another process is writing the version.
 
@@ -68,6 +73,15 @@ def export(
     sharded = [binding.config.name for binding in bindings if binding.placement == "sharded"]
     rank = job.current().rank if bindings else 0
     if rank != WRITER and not sharded:
+        return folder
+    if not custom_ops:
+        others = {"base": base, "rows": rows, "signatures": signatures, "diff": diff or None}
+        given = [name for name, value in others.items() if value is not None]
+        if given or absent != "initial":
+            raise UnsupportedError(f"with custom_ops=False, `{(given or ['absent'])[0]}` must be left out")
+        with activity.doing(f"exporting to {folder}"), VersionBuilder(folder, f"rank {WRITER}") as builder:
+            plain_model.write(model, bindings, builder.folder)
+            builder.finish_without_manifest()
         return folder
     with activity.doing(f"exporting to {folder}"):
         earlier = None if base is None else Version(base)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tf_sparse_ps import _ops
 from tf_sparse_ps._compat import _keras, _tensorflow
 from tf_sparse_ps.errors import UnsupportedError
-from tf_sparse_ps.layers import row_source, rows
+from tf_sparse_ps.layers import row_source, rows, saving
 from tf_sparse_ps.layers.table_asset import TableAsset
 
 if TYPE_CHECKING:
@@ -174,7 +174,10 @@ def _limit(binding: TableBinding) -> int:
 
 def _saved_with(children: dict[str, Any], save_type: str) -> dict[str, Any]:
     """Returns the children that TensorFlow saves with an anchor. A SavedModel has the table as an asset instead."""
-    return {name: child for name, child in children.items() if save_type != "savedmodel" or name != "tsps_rows"}
+    if save_type != "savedmodel":
+        return children
+    left_out = ("tsps_rows", "tsps_asset") if saving.has_plain_tables() else ("tsps_rows",)
+    return {name: child for name, child in children.items() if name not in left_out}
 
 
 def _guard(variable: tf.Variable, binding: TableBinding) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tf_sparse_ps.cache.table_cache import TableCache
     from tf_sparse_ps.job.table_binding import TableBinding
     from tf_sparse_ps.layers.bags import Bags
+    from tf_sparse_ps.layers.plain_rows import PlainRows
     from tf_sparse_ps.layers.table_asset import TableAsset
 
 
@@ -184,6 +185,39 @@ class CachedTable(RowSource):
         ]
 
 
+class PlainTable(RowSource):
+    """A table in a SavedModel without custom ops."""
+
+    @property
+    def _rows(self) -> PlainRows:
+        rows = saving.plain_rows(self.binding)
+        assert rows is not None
+        return rows
+
+    @classmethod
+    def read(cls, sources: Sequence[RowSource], keys: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """See `RowSource.read`."""
+        return cls.look_up(sources, keys, list(range(len(sources))))
+
+    @classmethod
+    def look_up(
+        cls, sources: Sequence[RowSource], ids: Sequence[tf.Tensor], table_of: Sequence[int]
+    ) -> list[tf.Tensor]:
+        """See `RowSource.look_up`."""
+        plain = [source._rows for source in sources if isinstance(source, PlainTable)]
+        return [plain[table].look_up(feature) for feature, table in zip(ids, table_of, strict=True)]
+
+    @classmethod
+    def pool(
+        cls, sources: Sequence[RowSource], bags: Sequence[Bags], table_of: Sequence[int], combiners: Sequence[str]
+    ) -> list[tf.Tensor]:
+        """See `RowSource.pool`."""
+        rows = cls.look_up(sources, [bag.ids for bag in bags], table_of)
+        return [
+            device_bags.combine(rows[f], bag.splits, bag.weights, combiners[f], "/CPU:0") for f, bag in enumerate(bags)
+        ]
+
+
 def _cached(sources: Sequence[RowSource]) -> list[CachedTable]:
     return [source for source in sources if isinstance(source, CachedTable)]
 
@@ -293,6 +327,8 @@ def _eager_pull(pull: _Pull) -> Any:
 
 def of(binding: TableBinding, weight: Any) -> RowSource:
     """Returns the row source of a table. `weight`: the table's anchor."""
+    if saving.plain_rows(binding) is not None:
+        return PlainTable(binding, weight)
     if binding.placement == "sharded" and not saving.traces_for_export():
         return ShardedTable(binding, weight)
     if cache_of(binding) is not None and not saving.traces_for_export():

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_sparse_ps import job
@@ -20,6 +20,7 @@ from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.layers import collective_calls
 from tf_sparse_ps.layers.collective_calls import WRITER, CollectiveSave
+from tf_sparse_ps.layers.plain_rows import PlainRows
 from tf_sparse_ps.layers.sharded_content import ShardedContent
 from tf_sparse_ps.table.path_claim import claimed
 
@@ -46,6 +47,7 @@ class _Saves(threading.local):
         self.tracing = 0
         self.asset_of: Callable[[TableBinding], str] | None = None
         self.saved: list[Any] = []
+        self.plain: dict[str, PlainRows] = {}  # by the paths of tables
 
 
 _saves = _Saves()
@@ -77,6 +79,32 @@ def target() -> str | None:
     except OSError:  # TensorFlow will fail, too, and say so
         return None
     return _saves.running[-1].path
+
+
+@contextlib.contextmanager
+def with_plain_tables(bindings: Sequence[TableBinding]) -> Iterator[None]:
+    """Lets functions that this thread traces look up the tables in variables, and SavedModels have these variables.
+
+    Raises:
+      UnsupportedError: A table is too large.
+    """
+    try:
+        for binding in bindings:
+            _saves.plain[binding.path] = PlainRows(binding)
+        with _tracing():
+            yield
+    finally:
+        _saves.plain = {}
+
+
+def has_plain_tables() -> bool:
+    """Whether `with_plain_tables` is active in this thread."""
+    return bool(_saves.plain)
+
+
+def plain_rows(binding: TableBinding) -> PlainRows | None:
+    """Returns the variables of a table, if `with_plain_tables` is active in this thread, else None."""
+    return _saves.plain.get(binding.path)
 
 
 def asset_of() -> Callable[[TableBinding], str] | None:
@@ -153,7 +181,10 @@ def _run_save(saved: Any, path: Any, call: Callable[[], Any]) -> Any:
     save = _Save(os.path.realpath(path) if "://" not in os.fspath(path) else os.fspath(path))
     _saves.running.append(save)
     try:
-        if _saves.asset_of is not None:
+        if _saves.plain:
+            for number, rows in enumerate(_saves.plain.values()):
+                _tensorflow.track(saved, rows, f"tsps_table_{number}")
+        elif _saves.asset_of is not None:
             _saves.saved.append(saved)
         elif _collective_save() is None and _has_sharded(saved):
             save.collective = CollectiveSave(save.path)

@@ -101,6 +101,10 @@ class VersionBuilder:
         manifest = dataclasses.replace(manifest, others=tuple(self._others()))
         (self.folder / MANIFEST).write_bytes(manifest.encode())
         fault_points.reach("manifest_written")
+        self.finish_without_manifest()
+
+    def finish_without_manifest(self) -> None:
+        """Gives the folder its name. Raises the errors of `finish`."""
         publish_folder(self.folder, self.path)
         self._finished = True
 
