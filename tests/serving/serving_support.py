@@ -1,37 +1,15 @@
-"""What the tests of served versions share: a trained model, and comparisons of its tables with versions."""
+"""Comparisons of served versions with the model that was exported."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-
-sys.path.insert(0, os.fspath(Path(__file__).resolve().parents[1] / "layers"))
-
-from layer_support import keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.serving.version import Version
-
-DIM = 8
-
-
-def make_model(**options: Any) -> tuple[Any, Any]:
-    """Returns a compiled model of two ids per sample, and its layer."""
-    layer = tsps.Embedding(None, DIM, name="words", **options)
-    model = keras.Sequential([keras.Input([2], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.5)), "mse")
-    return model, layer
-
-
-def train(model: Any, keys: npt.ArrayLike) -> None:
-    """Makes a step with some keys, an even number of them."""
-    ids = np.asarray(keys, np.int64).reshape(-1, 2)
-    model.train_on_batch(ids, np.ones((len(ids), 1), np.float32))
 
 
 def must_equal(version: Path, model: Any, layer: Any) -> None:

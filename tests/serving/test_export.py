@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_support import DIM, files_of, keras, make_model, must_equal, train
+from served_model import DIM, keras, make_model, train
+from serving_support import files_of, must_equal
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.errors import (
@@ -24,6 +25,7 @@ from tf_sparse_ps.serving import fault_points
 from tf_sparse_ps.serving.version import Version
 
 
+@pytest.mark.keras2_smoke
 def test_versions_have_the_rows_of_their_steps(tmp_path: Path) -> None:
     model, layer = make_model()
     train(model, np.arange(4000))

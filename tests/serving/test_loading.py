@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_support import make_model, train
+from served_model import make_model, train
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError
@@ -15,6 +15,7 @@ from tf_sparse_ps.errors import DamagedFileError, NotFoundError
 IDS = np.arange(40, dtype=np.int64).reshape(-1, 2)
 
 
+@pytest.mark.keras2_smoke
 def test_a_model_switches_to_newer_versions(tmp_path: Path) -> None:
     model, _ = make_model()
     train(model, np.arange(4000))

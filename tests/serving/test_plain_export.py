@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving_support import keras, make_model, train
+from served_model import keras, make_model, train
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.errors import UnsupportedError

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving_support import files_of, keras, make_model, train
+from served_model import keras, make_model, train
+from serving_support import files_of
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.launch import command_line
@@ -83,6 +84,7 @@ def test_a_checkpoint_becomes_a_layer_of_a_version(
     assert files_of(tmp_path / "serve/4") == ["layer", "layer", "base"]
 
 
+@pytest.mark.keras2_smoke
 def test_a_checkpoint_is_published_with_a_model(
     saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving_support import keras, make_model, must_equal, train
+from served_model import keras, make_model, train
+from serving_support import must_equal
 from table_versions import make_table, write
 
 import tf_sparse_ps as tsps
@@ -107,6 +108,7 @@ def test_a_version_that_fails_is_tried_again(tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
+@pytest.mark.keras2_smoke
 def test_an_early_end_leaves_whole_versions(tmp_path: Path) -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
