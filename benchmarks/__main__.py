@@ -28,6 +28,7 @@ SUITES = {
     "scans": "a process that reads the whole table again and again while two ranks train; the cost for each of them",
     "cache": "a table with some rows on a device: bytes, step times, and how much of a slow link lookahead hides",
     "tiers": "a table that is larger than its working set, against tables in memory and in a mapped file",
+    "serving": "lookups in served tables, against a gather of a dense matrix; opening, and memory of 8 processes",
     "checkpoints": "saves of 2.6 GB, alone and during training, increments, restores; against copying and reading",
     "input": "the share of a step of make train that waits for its batch, by source of the data",
     "jobs": "the DLRM of make train on 1, 2 and 4 ranks: samples/s, memory, seconds to the first step, AUC",
