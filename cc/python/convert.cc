@@ -223,17 +223,14 @@ py::array_t<int32_t> Owners(const KeyArray& keys, int64_t nodes) {
   return owners;
 }
 
-FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim) {
+FloatArray InitialRowsOfKeys(const py::dict& initializer, const KeyArray& keys, int64_t dim) {
   const InitializerConfig config = InitializerFromPython(initializer);
   const size_t n = KeyCount(keys);
   if (dim < 1) Throw(Error(Code::kInvalidArgument, "dim must be positive. Received: ", dim));
   FloatArray rows = NewRows(n, dim);
   const int64_t* key_data = keys.data();
   float* out = rows.mutable_data();
-  WithoutGil([&] {
-    const auto width = static_cast<size_t>(dim);
-    for (size_t i = 0; i < n; ++i) InitialRow(config, key_data[i], width, out + i * width);
-  });
+  WithoutGil([&] { InitialRows(config, key_data, n, static_cast<size_t>(dim), out); });
   return rows;
 }
 

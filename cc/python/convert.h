@@ -78,7 +78,7 @@ FloatArray WidenRows(PlaneType type, const char* stored, size_t n, int64_t dim);
 // Returns the owner of each key of a sharded table, int32[n]: the number of a node.
 py::array_t<int32_t> Owners(const KeyArray& keys, int64_t nodes);
 // Returns the initial rows of keys in a table with this initializer.
-FloatArray InitialRows(const py::dict& initializer, const KeyArray& keys, int64_t dim);
+FloatArray InitialRowsOfKeys(const py::dict& initializer, const KeyArray& keys, int64_t dim);
 
 // Bind the classes of the other files.
 void BindGroup(py::module_& module);

@@ -14,7 +14,7 @@ PYBIND11_MODULE(_table, module) {
   module.def("slot_widths", &tsps::SlotWidths, pybind11::arg("kind"), pybind11::arg("dim"),
              "Returns the floats per row of each slot of an update rule.");
   module.def("owners", &tsps::Owners, pybind11::arg("keys"), pybind11::arg("nodes"));
-  module.def("initial_rows", &tsps::InitialRows, pybind11::arg("initializer"),
+  module.def("initial_rows", &tsps::InitialRowsOfKeys, pybind11::arg("initializer"),
              pybind11::arg("keys").noconvert(), pybind11::arg("dim"),
              "Returns the initial rows, float[n, dim], of keys int64[n].");
   // `cancel` waits for a thread that never takes the GIL.

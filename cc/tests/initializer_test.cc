@@ -87,19 +87,41 @@ TEST(Philox, GivesThePublishedAnswers) {
   }
 }
 
-// Vectors of blocks have the words of single blocks, also where block numbers exceed 32 bits.
+// Vectors of counters have the words of single ones, also where numbers exceed 32 bits.
 TEST(Philox, BlocksEqualSingleOnes) {
-  for (const uint64_t first : {uint64_t{0}, uint64_t{3}, (uint64_t{1} << 32) - 7}) {
-    for (const size_t n : {1, 7, 8, 9, 16, 31, 40}) {
-      const uint64_t key = 0x8000000012345678;
-      std::vector<uint32_t> words(4 * n);
-      PhiloxBlocks(11, 22, key, first, n, words.data());
-      for (size_t i = 0; i < n; ++i) {
-        const uint64_t block = first + i;
-        uint32_t single[4] = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
-                              static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32)};
-        Philox4x32x10(11, 22, single);
-        for (size_t word = 0; word < 4; ++word) ASSERT_EQ(words[4 * i + word], single[word]);
+  for (const size_t n : {1, 7, 8, 9, 16, 31, 40}) {
+    std::vector<uint64_t> keys, blocks;
+    for (uint64_t i = 0; i < n; ++i) {
+      keys.push_back(i % 3 == 0 ? i : 0x8000000012345678 * (i + 1));
+      blocks.push_back(i % 2 == 0 ? i : (uint64_t{1} << 32) - 3 + i);
+    }
+    std::vector<uint32_t> words(4 * n);
+    PhiloxBlocks(11, 22, keys.data(), blocks.data(), n, words.data());
+    for (size_t i = 0; i < n; ++i) {
+      uint32_t single[4] = {static_cast<uint32_t>(keys[i]), static_cast<uint32_t>(keys[i] >> 32),
+                            static_cast<uint32_t>(blocks[i]),
+                            static_cast<uint32_t>(blocks[i] >> 32)};
+      Philox4x32x10(11, 22, single);
+      for (size_t word = 0; word < 4; ++word) ASSERT_EQ(words[4 * i + word], single[word]);
+    }
+  }
+}
+
+// Rows that are made together are those of single keys.
+TEST(InitialRows, EqualSingleOnes) {
+  for (const InitializerKind kind :
+       {InitializerKind::kUniform, InitializerKind::kNormal, InitializerKind::kConstant}) {
+    const InitializerConfig config = Config(kind, -1, 1);
+    for (const size_t dim : {1, 3, 4, 16, 17, 64, 130}) {
+      for (const size_t n : {1, 2, 5, 33}) {
+        std::vector<int64_t> keys;
+        for (size_t i = 0; i < n; ++i) keys.push_back(static_cast<int64_t>(i * i) - 7);
+        std::vector<float> rows(n * dim), row(dim);
+        InitialRows(config, keys.data(), n, dim, rows.data());
+        for (size_t i = 0; i < n; ++i) {
+          InitialRow(config, keys[i], dim, row.data());
+          ASSERT_TRUE(std::equal(row.begin(), row.end(), &rows[i * dim])) << dim << " " << i;
+        }
       }
     }
   }

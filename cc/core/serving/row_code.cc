@@ -144,16 +144,20 @@ void CodeError::Add(const CodeError& other) {
   over += other.over;
 }
 
-void AbsentRows::Row(int64_t key, char* scratch, float* row) const {
-  InitialRow(initializer_, key, dim_, row);
-  if (IsNarrow(row_type_)) {
-    NarrowRow(row_type_, row, dim_, scratch);
-    WidenRow(row_type_, scratch, dim_, row);
+void AbsentRows::Rows(const int64_t* keys, size_t n, char* scratch, float* rows) const {
+  InitialRows(initializer_, keys, n, dim_, rows);
+  const bool is_coded =
+      code_ != RowCode::kFloat32 && (code_ == RowCode::kInt8 || FloatTypeOf(code_) != row_type_);
+  if (!IsNarrow(row_type_) && !is_coded) return;
+  for (float* row = rows; row < rows + n * dim_; row += dim_) {
+    if (IsNarrow(row_type_)) {
+      NarrowRow(row_type_, row, dim_, scratch);
+      WidenRow(row_type_, scratch, dim_, row);
+    }
+    if (is_coded && EncodeRow(code_, row, dim_, scratch).ok()) {
+      DecodeRow(code_, scratch, dim_, row);
+    }
   }
-  const bool exact =
-      code_ == RowCode::kFloat32 || (code_ != RowCode::kInt8 && FloatTypeOf(code_) == row_type_);
-  if (exact) return;
-  if (EncodeRow(code_, row, dim_, scratch).ok()) DecodeRow(code_, scratch, dim_, row);
 }
 
 }  // namespace tsps

@@ -55,8 +55,8 @@ class AbsentRows {
   AbsentRows(const InitializerConfig& initializer, PlaneType row_type, RowCode code, size_t dim)
       : initializer_(initializer), row_type_(row_type), code_(code), dim_(dim) {}
 
-  // Writes the row of a key. `scratch` has 2 * dim + 8 bytes. Thread-safe.
-  void Row(int64_t key, char* scratch, float* row) const;
+  // Writes the rows of keys, float[n, dim]. `scratch` has 2 * dim + 8 bytes. Thread-safe.
+  void Rows(const int64_t* keys, size_t n, char* scratch, float* rows) const;
 
  private:
   const InitializerConfig initializer_;

@@ -20,6 +20,8 @@ namespace {
 
 constexpr uint64_t kMaxManifestBytes = 1 << 20;
 constexpr size_t kMinLookupKeys = 512;  // of a thread
+constexpr size_t kAbsentKeys = 16;      // whose initial rows are made at once
+constexpr size_t kLongRow = 64;         // floats; such rows are made one by one
 
 std::string FolderOfFile(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -197,13 +199,11 @@ Status ServingTable::Lookup(const int64_t* keys, size_t n, float* rows, Executor
   executor.ParallelFor(n, kMinLookupKeys, [&](size_t begin, size_t end) {
     LookupResult result;
     std::vector<char> scratch(2 * dim_ + 8);
+    std::vector<float> initial(dim_ < kLongRow ? kAbsentKeys * dim_ : 0);
     for (size_t first = begin; first < end; first += kLookupKeys) {
       const size_t count = std::min(kLookupKeys, end - first);
       LookUpRange(stack_, keys + first, count, stream, rows + first * dim_, &result);
-      for (size_t i = 0; i < result.n_absent; ++i) {
-        const size_t at = first + result.absent[i];
-        absent_.Row(keys[at], scratch.data(), rows + at * dim_);
-      }
+      FillAbsent(result, keys + first, scratch.data(), initial.data(), rows + first * dim_);
       if (result.astray >= 0) {
         const std::lock_guard<std::mutex> lock(mutex);
         astray.push_back(keys[first + static_cast<size_t>(result.astray)]);
@@ -217,6 +217,27 @@ Status ServingTable::Lookup(const int64_t* keys, size_t n, float* rows, Executor
                    " outside of its file. Copy the version again, or export it again");
   }
   return Status();
+}
+
+void ServingTable::FillAbsent(const LookupResult& result, const int64_t* keys, char* scratch,
+                              float* initial, float* rows) const {
+  if (dim_ >= kLongRow) {
+    for (size_t i = 0; i < result.n_absent; ++i) {
+      const size_t at = result.absent[i];
+      absent_.Rows(keys + at, 1, scratch, rows + at * dim_);
+    }
+    return;
+  }
+  int64_t absent_keys[kAbsentKeys];
+  for (size_t begin = 0; begin < result.n_absent; begin += kAbsentKeys) {
+    const uint32_t* const positions = result.absent + begin;
+    const size_t n = std::min(kAbsentKeys, result.n_absent - begin);
+    for (size_t i = 0; i < n; ++i) absent_keys[i] = keys[positions[i]];
+    absent_.Rows(absent_keys, n, scratch, initial);
+    for (size_t i = 0; i < n; ++i) {
+      std::copy_n(initial + i * dim_, dim_, rows + positions[i] * dim_);
+    }
+  }
 }
 
 Status ServingTable::Contains(const int64_t* keys, size_t n, bool* present) const {

@@ -75,6 +75,9 @@ class ServingTable {
 
  private:
   ServingTable(std::string path, std::vector<std::shared_ptr<const ServingFile>> files);
+  // Writes the initial rows of the keys that a lookup has not found. `initial` is for 16 rows.
+  void FillAbsent(const LookupResult& result, const int64_t* keys, char* scratch, float* initial,
+                  float* rows) const;
   Status CheckKeyRange(const int64_t* keys, size_t n) const;
 
   const std::string path_;

@@ -24,14 +24,6 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Writes the random words of floats [first, first + n) of a row; n is rounded up to whole blocks.
-// The counter is (key, block), so no two pairs (key, position) share one. The Philox key mixes seed
-// and salt; it differs for any two salts of one seed.
-void RandomWords(uint64_t philox_key, uint64_t key, size_t first, size_t n, uint32_t* words) {
-  PhiloxBlocks(static_cast<uint32_t>(philox_key), static_cast<uint32_t>(philox_key >> 32), key,
-               first / 4, (n + 3) / 4, words);
-}
-
 // Writes uniform values from 24 bits, the precision of a float. They are scaled in double, because
 // maxval - minval may overflow a float.
 TSPS_SIMD_CLONES
@@ -129,22 +121,50 @@ Status ValidateInitializer(const InitializerConfig& config) {
 }
 
 void InitialRow(const InitializerConfig& config, int64_t key, size_t dim, float* row) {
+  InitialRows(config, &key, 1, dim, row);
+}
+
+// The counter of four floats is (key, block), so no two pairs (key, position) share one. The Philox
+// key mixes seed and salt; it differs for any two salts of one seed. Short rows share a buffer, so
+// that the vectors of a generator are full.
+void InitialRows(const InitializerConfig& config, const int64_t* keys, size_t n, size_t dim,
+                 float* rows) {
   if (config.kind == InitializerKind::kZeros || config.kind == InitializerKind::kConstant) {
-    std::fill(row, row + dim, config.kind == InitializerKind::kZeros ? 0.0f : config.a);
+    std::fill(rows, rows + n * dim, config.kind == InitializerKind::kZeros ? 0.0f : config.a);
     return;
   }
   const uint64_t philox_key = Mix(Mix(config.seed) ^ config.salt);
   const float below_max = config.a < config.b ? std::nextafter(config.b, config.a) : config.a;
+  constexpr size_t kBlocks = kFloatsPerCall / 4;
+  uint64_t block_keys[kBlocks], blocks[kBlocks];
   uint32_t words[kFloatsPerCall];
-  for (size_t first = 0; first < dim; first += kFloatsPerCall) {
-    const size_t n = std::min(kFloatsPerCall, dim - first);
-    RandomWords(philox_key, static_cast<uint64_t>(key), first, n, words);
+  const bool padded = dim % 4 != 0;  // the last block of a row has more floats than the row needs
+  float values[kFloatsPerCall];
+  float* next = rows;  // where the floats of the buffer belong
+  size_t filled = 0;
+  const auto flush = [&] {
+    float* const to = padded ? values : next;
+    PhiloxBlocks(static_cast<uint32_t>(philox_key), static_cast<uint32_t>(philox_key >> 32),
+                 block_keys, blocks, filled, words);
     if (config.kind == InitializerKind::kUniform) {
-      UniformFromWords(config, below_max, words, n, row + first);
+      UniformFromWords(config, below_max, words, 4 * filled, to);
     } else {
-      NormalFromWords(config, words, n, row + first);
+      NormalFromWords(config, words, 4 * filled, to);
+    }
+    if (!padded) next += 4 * filled;
+    for (size_t i = 0; padded && i < filled; ++i) {
+      next = std::copy_n(values + 4 * i, std::min<size_t>(4, dim - 4 * blocks[i]), next);
+    }
+    filled = 0;
+  };
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t at = 0; at < dim; at += 4) {
+      block_keys[filled] = static_cast<uint64_t>(keys[i]);
+      blocks[filled] = at / 4;
+      if (++filled == kBlocks) flush();
     }
   }
+  if (filled > 0) flush();
 }
 
 }  // namespace tsps

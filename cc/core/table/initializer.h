@@ -45,6 +45,9 @@ const char* InitializerKindName(InitializerKind kind);
 // < 0.
 Status ValidateInitializer(const InitializerConfig& config);
 
+// Writes the initial rows of keys, float[n, dim]. The config must be valid. Thread-safe.
+void InitialRows(const InitializerConfig& config, const int64_t* keys, size_t n, size_t dim,
+                 float* rows);
 // Writes the initial row of `key`, `dim` floats. The config must be valid. Thread-safe.
 void InitialRow(const InitializerConfig& config, int64_t key, size_t dim, float* row);
 

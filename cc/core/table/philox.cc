@@ -9,13 +9,13 @@
 namespace tsps {
 namespace {
 
-void PortableBlocks(uint32_t key0, uint32_t key1, uint64_t key, uint64_t first_block, size_t n,
-                    uint32_t* words) {
+void PortableBlocks(uint32_t key0, uint32_t key1, const uint64_t* keys, const uint64_t* blocks,
+                    size_t n, uint32_t* words) {
   for (size_t i = 0; i < n; ++i, words += 4) {
-    words[0] = static_cast<uint32_t>(key);
-    words[1] = static_cast<uint32_t>(key >> 32);
-    words[2] = static_cast<uint32_t>(first_block + i);
-    words[3] = static_cast<uint32_t>((first_block + i) >> 32);
+    words[0] = static_cast<uint32_t>(keys[i]);
+    words[1] = static_cast<uint32_t>(keys[i] >> 32);
+    words[2] = static_cast<uint32_t>(blocks[i]);
+    words[3] = static_cast<uint32_t>(blocks[i] >> 32);
     Philox4x32x10(key0, key1, words);
   }
 }
@@ -31,8 +31,9 @@ namespace philox_avx2 {
 using Vector = __m256i;
 constexpr size_t kLanes = 4;
 inline Vector All(uint64_t number) { return _mm256_set1_epi64x(static_cast<long long>(number)); }
-inline Vector LaneNumbers() { return _mm256_set_epi64x(3, 2, 1, 0); }
-inline Vector Add(Vector a, Vector b) { return _mm256_add_epi64(a, b); }
+inline Vector Load(const uint64_t* numbers) {
+  return _mm256_loadu_si256(reinterpret_cast<const Vector*>(numbers));
+}
 inline Vector Xor(Vector a, Vector b) { return _mm256_xor_si256(a, b); }
 inline Vector High(Vector a) { return _mm256_srli_epi64(a, 32); }
 inline Vector Multiply(Vector a, Vector b) { return _mm256_mul_epu32(a, b); }
@@ -60,8 +61,7 @@ namespace philox_avx512 {
 using Vector = __m512i;
 constexpr size_t kLanes = 8;
 inline Vector All(uint64_t number) { return _mm512_set1_epi64(static_cast<long long>(number)); }
-inline Vector LaneNumbers() { return _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0); }
-inline Vector Add(Vector a, Vector b) { return _mm512_add_epi64(a, b); }
+inline Vector Load(const uint64_t* numbers) { return _mm512_loadu_si512(numbers); }
 inline Vector Xor(Vector a, Vector b) { return _mm512_xor_si512(a, b); }
 inline Vector High(Vector a) { return _mm512_srli_epi64(a, 32); }
 inline Vector Multiply(Vector a, Vector b) { return _mm512_mul_epu32(a, b); }
@@ -83,19 +83,20 @@ inline void Store(Vector first, Vector second, uint32_t* words) {
 
 }  // namespace
 
-void PhiloxBlocks(uint32_t key0, uint32_t key1, uint64_t key, uint64_t first_block, size_t n,
-                  uint32_t* words) {
+void PhiloxBlocks(uint32_t key0, uint32_t key1, const uint64_t* keys, const uint64_t* blocks,
+                  size_t n, uint32_t* words) {
+  size_t i = 0;
 #if defined(TSPS_HAS_AVX2)
   static const bool avx512 = TSPS_HAS_AVX512 && __builtin_cpu_supports("avx512f");
   static const bool avx2 = __builtin_cpu_supports("avx2");
-  for (; avx512 && n >= 16; n -= 16, first_block += 16, words += 64) {
-    philox_avx512::TwoVectors(key0, key1, key, first_block, words);
+  for (; avx512 && n - i >= 16; i += 16) {
+    philox_avx512::TwoVectors(key0, key1, keys + i, blocks + i, words + 4 * i);
   }
-  for (; avx2 && n >= 8; n -= 8, first_block += 8, words += 32) {
-    philox_avx2::TwoVectors(key0, key1, key, first_block, words);
+  for (; avx2 && n - i >= 8; i += 8) {
+    philox_avx2::TwoVectors(key0, key1, keys + i, blocks + i, words + 4 * i);
   }
 #endif
-  PortableBlocks(key0, key1, key, first_block, n, words);
+  PortableBlocks(key0, key1, keys + i, blocks + i, n - i, words + 4 * i);
 }
 
 }  // namespace tsps

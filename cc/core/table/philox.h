@@ -22,11 +22,11 @@ inline void Philox4x32x10(uint32_t key0, uint32_t key1, uint32_t word[4]) {
   }
 }
 
-// Writes the random words of the counters (key, first_block + i), n blocks of four words each. A
-// block takes 3 ns with AVX2, and 2 with AVX-512, if there are 8 or 16 of them. (GCC finds no
-// vector form of the widening multiplications, so these are written by hand.)
-void PhiloxBlocks(uint32_t key0, uint32_t key1, uint64_t key, uint64_t first_block, size_t n,
-                  uint32_t* words);
+// Writes the random words of n counters (keys[i], blocks[i]), four words each. A counter takes 3 ns
+// with AVX2, and 2 with AVX-512, if there are 8 or 16 of them. (GCC finds no vector form of the
+// widening multiplications, so these are written by hand.)
+void PhiloxBlocks(uint32_t key0, uint32_t key1, const uint64_t* keys, const uint64_t* blocks,
+                  size_t n, uint32_t* words);
 
 }  // namespace tsps
 
