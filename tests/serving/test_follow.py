@@ -113,6 +113,25 @@ def test_a_url_is_a_source(trainer: Trainer, tmp_path: Path) -> None:
         source("nothing://x")
 
 
+def test_a_url_is_a_destination(trainer: Trainer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = fsspec.filesystem("memory")
+    url, directory = "memory://store/serve", tmp_path / "server"
+    try:
+        for _ in range(4):
+            assert command_line.main(["follow", os.fspath(trainer.serve), url, "--once", "--keep", "2", "--json"]) == 0
+            trainer.publish()
+        sent = [json.loads(line)["bytes"] for line in capfd.readouterr().out.splitlines()]
+        assert len(sent) == 4
+        assert max(sent[1:]) < sent[0] / 4
+        assert sorted(Path(path).name for path in files.ls("/store/serve", detail=False)) == ["3", "4"]
+        assert command_line.main(["follow", url, os.fspath(directory), "--once"]) == 0
+        trainer.check(directory / "4")
+        with pytest.raises(SystemExit):
+            command_line.main(["follow", os.fspath(trainer.serve), url, "--rollback"])
+    finally:
+        files.rm("/store", recursive=True)
+
+
 def test_damage_on_the_way_is_found(trainer: Trainer, tmp_path: Path) -> None:
     directory = tmp_path / "server"
     file = trainer.serve / "1" / Version(trainer.serve / "1").tables[0].files[0].path

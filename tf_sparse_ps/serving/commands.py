@@ -13,6 +13,7 @@ from pathlib import Path
 from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.serving.follow import Follower
 from tf_sparse_ps.serving.sources import source
+from tf_sparse_ps.serving.upload import Uploader
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "source", metavar="SOURCE", help="a directory of versions: a path or a URL, such as s3://b/serve"
     )
-    parser.add_argument("directory", type=Path, metavar="DEST", help="the directory that servers watch")
+    parser.add_argument(
+        "directory", metavar="DEST", help="the directory that servers watch; or a URL, from where they follow in turn"
+    )
     parser.add_argument("--keep", type=_positive, default=3, metavar="N", help="versions to keep (default: 3)")
     parser.add_argument("--every", type=float, default=5.0, metavar="S", help="seconds between looks (default: 5)")
     parser.add_argument("--once", action="store_true", help="look once, copy what is new, and end")
@@ -47,10 +50,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, a line for each version")
     options = parser.parse_args(list(arguments))
-    if "://" in os.fspath(options.directory):
-        parser.error(f"DEST must be a path, because servers map its files. Received: {options.directory}")
+    selects = options.pin is not None or options.unpin or options.rollback
+    if "://" in options.directory and selects:
+        parser.error(f"versions are selected where servers map them. Received: {options.directory}")
     try:
-        follower = Follower(source(options.source), options.directory, keep=options.keep)
+        if "://" in options.directory:
+            return _follow(Uploader(source(options.source), options.directory, keep=options.keep), options)
+        follower = Follower(source(options.source), Path(options.directory), keep=options.keep)
         if options.pin is not None:
             follower.pin(options.pin)
         elif options.unpin:
@@ -67,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _follow(follower: Follower, options: argparse.Namespace) -> int:
+def _follow(follower: Follower | Uploader, options: argparse.Namespace) -> int:
     """Copies new versions. Errors of the source do not end it unless --once is given."""
     told = ""
     while True:
@@ -82,8 +88,9 @@ def _follow(follower: Follower, options: argparse.Namespace) -> int:
                 print(f"tf-sparse-ps follow: {error}. Trying again", file=sys.stderr, flush=True)
             copied = None
         if copied is not None:
-            facts = {"version": os.fspath(copied.path), "bytes": copied.bytes}
-            text = f"{copied.path} is there; {copied.bytes / 1e6:.1f} MB were copied"
+            version, size = copied
+            facts = {"version": os.fspath(version), "bytes": size}
+            text = f"{version} is there; {size / 1e6:.1f} MB were copied"
             print(json.dumps(facts) if options.json else text, flush=True)
         if options.once:
             return 0
