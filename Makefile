@@ -33,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
         build test-build cc-test-build train quick test nightly \
         pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly sharded-nightly restarts-nightly \
         multirank-tensorflow sharded-tensorflow restarts-tensorflow matrix oracle fuzz-ranks soak \
-        cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate \
+        cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate s3 \
         bench bench-peers cc-bench wheel wheel-smoke bazel lint lint-python format clean docs
 
 help:  ## this list
@@ -209,6 +209,10 @@ crash-nodes: crash-build  ## kills ranks while nodes with sharded tables vote on
 # There, too, for the control.
 mutate: crash-build  ## changes files of groups at random, and looks what readers and writers make of them
 	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.mutate $(MUTATE_ARGS)
+
+s3: build  ## served versions travel through an S3 server on this machine
+	@PYTHON=$(PYTHON) tools/venv.sh .venv-s3 requirements-s3.txt
+	@PYTHONPATH=$(CURDIR) .venv-s3/bin/python tests/serving/s3_program.py
 
 cc-bench: $(VENV)/.requirements  ## times of core's kernels alone
 	@$(NATIVE) bench $(BENCH_ARGS)

@@ -84,6 +84,7 @@ TIERS = {
         Stage("crash", 15),
         Stage("crash-nodes", 10),
         Stage("mutate", 15),
+        Stage("s3", 2),
         Stage("oracle", 30),
         Stage("fuzz-ranks", 36),
         Stage("soak", 30),
