@@ -19,7 +19,7 @@ class BuildNative(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         package, _, name = fullname.rpartition(".")
-        return os.fspath(native.extension_path(name, Path(*package.split("."))))
+        return os.fspath(native.extension_path(name, Path(*package.split("."), native.EXTENSIONS[name])))
 
     def run(self) -> None:
         if self.inplace:  # replaces each file in one step: running processes keep the one they have mapped

@@ -83,7 +83,8 @@ VARIANTS = {
 }
 
 
-EXTENSIONS = ("_ops_lib", "_table", "libtsps_serving")  # the shared objects of the package
+# The shared objects of the package, and their folders in it.
+EXTENSIONS = {"_ops_lib": ".", "_table": ".", "libtsps_serving": "lib"}
 
 
 class BuildError(SystemExit):
@@ -379,7 +380,7 @@ def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
     build = libraries[name]
     with builder.lock():
         builder.compile_package()
-        return build(extension_path(name, folder))
+        return build(extension_path(name, folder / EXTENSIONS[name]))
 
 
 def build_package(variant: str) -> None:

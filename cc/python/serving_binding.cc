@@ -311,19 +311,6 @@ std::string ManifestText(const std::string& table, uint64_t step,
   return EncodeManifest(manifest);
 }
 
-py::dict ManifestFacts(const std::string& content, const std::string& path) {
-  const TableManifest manifest = ValueOrThrow(DecodeManifest(content, path));
-  py::list files;
-  for (const ManifestFile& file : manifest.files) {
-    files.append(py::make_tuple(file.path, file.bytes, file.header_crc));
-  }
-  py::dict result;
-  result["table"] = manifest.table;
-  result["step"] = manifest.step;
-  result["files"] = files;
-  return result;
-}
-
 }  // namespace
 
 void BindServing(py::module_& module) {
@@ -359,7 +346,6 @@ void BindServing(py::module_& module) {
   module.def("verify_serving_file", &VerifyFile, py::arg("path"));
   module.def("serving_manifest", &ManifestText, py::arg("table"), py::arg("step"),
              py::arg("files"));
-  module.def("read_serving_manifest", &ManifestFacts, py::arg("content"), py::arg("path"));
 }
 
 }  // namespace tsps

@@ -1,7 +1,8 @@
 /* Prints the rows of keys of a served table:  lookup VERSION TABLE KEY...
  *
  *   package=$(python -c 'import tf_sparse_ps, os; print(os.path.dirname(tf_sparse_ps.__file__))')
- *   cc -Wall -Werror lookup.c -I"$package/include" -L"$package" -ltsps_serving -Wl,-rpath,"$package" -o lookup
+ *   cc -Wall -Werror lookup.c -I"$package/include" -L"$package/lib" -ltsps_serving \
+ *       -Wl,-rpath,"$package/lib" -o lookup
  *   ./lookup serve/42 words 3 1000000
  */
 #include <stdio.h>

@@ -86,6 +86,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "scans",
         "cache",
         "tiers",
+        "serving",
         "checkpoints",
         "input",
         "jobs",
@@ -98,7 +99,7 @@ def test_unknown_suite_is_refused() -> None:
     assert done.returncode == 2
     names = (
         "kernels, layers, step, sizes, policies, drift, growth, cluster, exchange, buckets, delayed, scans, cache, "
-        "tiers, checkpoints, input, jobs, ranks"
+        "tiers, serving, checkpoints, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
@@ -155,6 +156,16 @@ def test_checkpoints_suite_saves_and_restores_a_small_table(tmp_path: Path) -> N
     for case, variant in (("saving, training idles", "save"), ("restoring, from the disk", "restore")):
         assert figures[case, variant, "MB/s"]["median"] > 0
     assert figures["saving beside training", "step beside one", "ms"]["median"] > 0
+
+
+@pytest.mark.nightly
+def test_serving_suite_compares_lookups_and_counts_copies(tmp_path: Path) -> None:
+    done = benchmarks("serving", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    (copies,) = [result["median"] for result in results if result["unit"] == "copies"]
+    assert 0.9 < copies < 1.05
+    assert {"float32", "int8", "older export"} <= {result["variant"] for result in results}
 
 
 @pytest.mark.nightly

@@ -21,8 +21,16 @@ PROGRAM = Path(__file__).resolve().parents[2] / "examples/serving_in_c/lookup.c"
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example, compiled as its comment says."""
     path = tmp_path_factory.mktemp("c") / "lookup"
-    flags = ["-Wall", "-Wextra", "-Werror", f"-I{PACKAGE / 'include'}", f"-L{PACKAGE}", "-ltsps_serving"]
-    command = [os.environ.get("CC", "cc"), os.fspath(PROGRAM), *flags, f"-Wl,-rpath,{PACKAGE}", "-o", os.fspath(path)]
+    library = PACKAGE / "lib"
+    flags = ["-Wall", "-Wextra", "-Werror", f"-I{PACKAGE / 'include'}", f"-L{library}", "-ltsps_serving"]
+    command = [
+        os.environ.get("CC", "cc"),
+        os.fspath(PROGRAM),
+        *flags,
+        f"-Wl,-rpath,{library}",
+        "-o",
+        os.fspath(path),
+    ]
     subprocess.run(command, check=True, timeout=60)
     return path
 
@@ -67,7 +75,7 @@ def test_errors_are_texts(program: Path, tmp_path: Path) -> None:
 
 def test_the_library_needs_neither_python_nor_tensorflow() -> None:
     assert shutil.which("ldd")
-    needed = run("ldd", PACKAGE / "libtsps_serving.so").stdout
+    needed = run("ldd", PACKAGE / "lib/libtsps_serving.so").stdout
     assert "libc.so" in needed
     assert "python" not in needed
     assert "tensorflow" not in needed

@@ -70,7 +70,11 @@ class CapturedTables:
         if not tables:
             return
         self._marks = model_tables.mark_changes([table.binding for table in tables])
-        scans = several_tables.scan({table.binding.reader(): table.since() for table in tables}, slots=False)
+        readers = [table.binding.reader() for table in tables]
+        # Training may change all rows meanwhile: then their old values take as much memory as they do.
+        most_bytes = max(1 << 30, sum(int(reader.stats()["bytes"]) for reader in readers))
+        since = {reader: table.since() for reader, table in zip(readers, tables, strict=True)}
+        scans = several_tables.scan(since, slots=False, max_bytes=most_bytes)
         self._scans = {table.binding.uuid: scans[table.binding.reader()] for table in tables}
 
     def close(self) -> None:
