@@ -110,9 +110,6 @@ Status EntrySorter::Load() {
       if (n <= 0) return ErrnoError("cannot read", "a temporary file in " + folder_);
       done += static_cast<size_t>(n);
     }
-    // Frees the space. Not all file systems can.
-    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
-              static_cast<off_t>(buffer_bytes_));
   }
   if (part.chunks.empty()) {
     records_ = std::move(part.buffer);
