@@ -1,0 +1,46 @@
+"""One of two ranks that train a model and publish it. Argument: the folder for versions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+import this_rank
+
+import tf_sparse_ps as tsps
+
+keras = tf.keras
+
+
+def main() -> None:
+    """Publishes while both ranks train, and compares the last version with the table."""
+    this_rank.init()
+    ranks, folder = tsps.collectives.current(), Path(sys.argv[1])
+    layer = tsps.Embedding(None, 8, name="words")
+    model = keras.Sequential([keras.Input([2], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.5)), "mse")
+    ids = np.random.default_rng(ranks.rank).integers(0, 3000, (2000, 2))
+    publish = tsps.callbacks.Export(folder / "serve", every_steps=10, keep=3)
+    callbacks = [tsps.callbacks.BroadcastVariables(), publish]
+    model.fit(ids, np.ones((2000, 1), np.float32), batch_size=50, verbose=0, callbacks=callbacks)
+    ranks.barrier("test.published")
+    reader = layer.bindings[0].reader()
+    keys = np.sort(reader.keys())
+    served = tsps.ServingTable.open(folder / "serve", verify=True)
+    np.testing.assert_array_equal(served.lookup(keys), reader.lookup(keys))
+    assert served.step == reader.step == 40
+    # All ranks may call it, or rank 0 alone.
+    tsps.export(model, folder / "all")
+    if ranks.rank == 0:
+        tsps.export(model, folder / "one", base=folder / "serve/4")
+    ranks.barrier("test.exported")
+    for name in ("all", "one"):
+        np.testing.assert_array_equal(tsps.ServingTable.open(folder / name).lookup(keys), reader.lookup(keys))
+    assert sorted(path.name for path in (folder / "serve").iterdir()) == ["2", "3", "4"]
+    ranks.barrier("test.read")
+    print("rank is done")
+
+
+main()
