@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/key_owner.h"
+#include "core/table/planes.h"
 #include "kernels/async_kernel.h"
 #include "kernels/gradients.h"
 #include "kernels/process.h"
