@@ -297,6 +297,8 @@ FloatArray CodedRows(const std::string& rows_name, const FloatArray& rows) {
   return stored;
 }
 
+bool VerifiesAtOpenOrThrow() { return ValueOrThrow(VerifiesAtOpen()); }
+
 void VerifyFile(const std::string& path) {
   ThrowIfError(WithoutGil([&]() -> Status {
     TSPS_ASSIGN_OR_RETURN(const auto file, ServingFile::Open(path));
@@ -343,6 +345,7 @@ void BindServing(py::module_& module) {
              py::arg("path"), py::arg("sequence"), py::arg("progress"));
   module.def("serving_file_info", &FileInfo, py::arg("path"));
   module.def("coded_rows", &CodedRows, py::arg("rows_name"), py::arg("rows").noconvert());
+  module.def("verifies_at_open", &VerifiesAtOpenOrThrow);
   module.def("verify_serving_file", &VerifyFile, py::arg("path"));
   module.def("serving_manifest", &ManifestText, py::arg("table"), py::arg("step"),
              py::arg("files"));

@@ -71,7 +71,7 @@ class ServingTable:
             versions.
         """
         if verify is None:
-            verify = verifies_at_open()
+            verify = _table.verifies_at_open()
         file = _find(Path(path), table)
         threads = threads or len(os.sched_getaffinity(0))
         return cls(os.fspath(file), _table.ServingTable(os.fspath(file), _FILES, verify=verify, threads=threads))
@@ -122,14 +122,6 @@ class ServingTable:
     def verify(self) -> None:
         """Reads all files and checks their checksums. Raises DamagedFileError, which names the damaged bytes."""
         self._core.verify()
-
-
-def verifies_at_open() -> bool:
-    """Returns whether TFSPS_VERIFY asks to check files when they are opened. Raises InvalidArgumentError."""
-    value = os.environ.get("TFSPS_VERIFY", "")
-    if value not in ("", "open"):
-        raise InvalidArgumentError(f"TFSPS_VERIFY must be 'open' or unset. Received: {value!r}")
-    return value == "open"
 
 
 def _find(path: Path, table: str | None) -> Path:

@@ -9,6 +9,7 @@
 #include "core/base/crc32c.h"
 #include "core/files/parameter_file.h"
 #include "core/files/parameter_file_layout.h"
+#include "core/os/file_io.h"
 
 namespace tsps {
 namespace {
@@ -17,20 +18,11 @@ constexpr size_t kPieceBytes =
     1 << 18;  // fits into the second-level cache for read, checksum and copy
 
 // Reads exactly n bytes.
-Status ReadAt(int fd, const std::string& path, uint64_t offset, char* data, size_t n) {
-  while (n > 0) {
-    const ssize_t n_read = pread(fd, data, n, static_cast<off_t>(offset));
-    if (n_read < 0 && errno == EINTR) continue;
-    if (n_read < 0) return ErrnoError("cannot read", path);
-    if (n_read == 0) {
-      return Error(Code::kDataLoss, "truncated parameter file ", path, ": it ends at byte ", offset,
-                   ", and ", n, " more bytes are expected");
-    }
-    data += n_read;
-    offset += static_cast<uint64_t>(n_read);
-    n -= static_cast<size_t>(n_read);
-  }
-  return Status();
+Status ReadAll(int fd, const std::string& path, uint64_t offset, char* data, size_t n) {
+  TSPS_ASSIGN_OR_RETURN(const size_t n_read, ReadAt(fd, path, data, n, offset));
+  if (n_read == n) return Status();
+  return Error(Code::kDataLoss, "truncated parameter file ", path, ": it ends at byte ",
+               offset + n_read, ", and ", n - n_read, " more bytes are expected");
 }
 
 }  // namespace
@@ -68,7 +60,7 @@ Result<std::unique_ptr<ParameterFileReader>> ParameterFileReader::Open(const std
     return Error(Code::kDataLoss, "truncated parameter file ", path, ": it has ", bytes,
                  " bytes, and the header alone needs ", sizeof(header));
   }
-  TSPS_RETURN_IF_ERROR(ReadAt(impl.fd, path, 0, reinterpret_cast<char*>(&header), sizeof(header)));
+  TSPS_RETURN_IF_ERROR(ReadAll(impl.fd, path, 0, reinterpret_cast<char*>(&header), sizeof(header)));
   TSPS_RETURN_IF_ERROR(CheckHeader(header, path));
   if (bytes != header.file_bytes) {
     return Error(Code::kDataLoss, bytes < header.file_bytes ? "truncated" : "damaged",
@@ -76,8 +68,9 @@ Result<std::unique_ptr<ParameterFileReader>> ParameterFileReader::Open(const std
                  header.file_bytes);
   }
   std::vector<ParameterFilePlane> planes(PlaneEntries(header));
-  TSPS_RETURN_IF_ERROR(ReadAt(impl.fd, path, sizeof(header), reinterpret_cast<char*>(planes.data()),
-                              planes.size() * sizeof(ParameterFilePlane)));
+  TSPS_RETURN_IF_ERROR(ReadAll(impl.fd, path, sizeof(header),
+                               reinterpret_cast<char*>(planes.data()),
+                               planes.size() * sizeof(ParameterFilePlane)));
   TSPS_ASSIGN_OR_RETURN(impl.info, DecodeHeader(header, planes, path));
   TSPS_ASSIGN_OR_RETURN(impl.geometry, GeometryOf(impl.info, header.version));
   for (const Plane& plane : PlanesOf(impl.info)) impl.row_bytes.push_back(plane.row_bytes);
@@ -103,8 +96,8 @@ Result<uint32_t> ParameterFileReader::BlockChecksum(size_t block) const {
   TSPS_RETURN_IF_ERROR(CheckBlock(block));
   const size_t bytes = rows_in_block(block) * impl_->geometry.record_bytes;
   uint32_t crc = 0;
-  TSPS_RETURN_IF_ERROR(ReadAt(impl_->fd, impl_->path, impl_->geometry.BlockOffset(block) + bytes,
-                              reinterpret_cast<char*>(&crc), sizeof(crc)));
+  TSPS_RETURN_IF_ERROR(ReadAll(impl_->fd, impl_->path, impl_->geometry.BlockOffset(block) + bytes,
+                               reinterpret_cast<char*>(&crc), sizeof(crc)));
   return crc;
 }
 
@@ -118,7 +111,7 @@ Status ParameterFileReader::ReadBlock(size_t block, int64_t* keys, void* const* 
   uint32_t crc = 0;
   for (size_t first = 0; first < n; first += piece) {
     const size_t count = std::min(piece, n - first), bytes = count * record_bytes;
-    TSPS_RETURN_IF_ERROR(ReadAt(impl_->fd, impl_->path, offset, buffer.get(), bytes));
+    TSPS_RETURN_IF_ERROR(ReadAll(impl_->fd, impl_->path, offset, buffer.get(), bytes));
     offset += bytes;
     crc = Crc32c(crc, buffer.get(), bytes);
     for (size_t i = 0; i < count; ++i) {
@@ -134,7 +127,7 @@ Status ParameterFileReader::ReadBlock(size_t block, int64_t* keys, void* const* 
   }
   uint32_t trailer[2];
   TSPS_RETURN_IF_ERROR(
-      ReadAt(impl_->fd, impl_->path, offset, reinterpret_cast<char*>(trailer), sizeof(trailer)));
+      ReadAll(impl_->fd, impl_->path, offset, reinterpret_cast<char*>(trailer), sizeof(trailer)));
   if (trailer[0] != crc || trailer[1] != 0) {
     return Error(Code::kDataLoss, "damaged parameter file ", impl_->path, ": block ", block,
                  " (rows from ", block * kRowsPerBlock, ") has checksum ", crc, ", expected ",

@@ -14,18 +14,13 @@
 #include "core/files/parameter_file.h"
 #include "core/files/parameter_file_layout.h"
 #include "core/os/direct_writer.h"
+#include "core/os/file_io.h"
 #include "core/os/partial_file.h"
 
 namespace tsps {
 namespace {
 
 constexpr size_t kSummedBytes = 1 << 16;
-
-std::string FolderOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
 
 }  // namespace
 
@@ -133,15 +128,7 @@ struct ParameterFileWriter::Impl {
                           Crc32(0, counted_header.data(), counted_header.size());
     checksums.file =
         Crc32OfJoined(both, checksums.file, geometry.file_bytes - geometry.header_bytes);
-    for (size_t done = 0; done < counted_header.size();) {
-      const ssize_t n = pwrite(file->fd(), counted_header.data() + done,
-                               counted_header.size() - done, static_cast<off_t>(done));
-      if (n < 0 && errno == EINTR) continue;
-      if (n == 0) errno = ENOSPC;
-      if (n <= 0) return ErrnoError("cannot write", file->name());
-      done += static_cast<size_t>(n);
-    }
-    return Status();
+    return WriteAt(file->fd(), file->name(), counted_header.data(), counted_header.size(), 0);
   }
 };
 

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "core/base/hash.h"
-#include "core/serving/section_writer.h"
+#include "core/os/file_io.h"
 
 namespace tsps {
 namespace {
@@ -101,14 +101,12 @@ Status EntrySorter::Load() {
   records_.reserve(part.chunks.size() * buffer_bytes_ + part.buffer.size());
   records_.resize(part.chunks.size() * buffer_bytes_);
   for (size_t chunk = 0; chunk < part.chunks.size(); ++chunk) {
-    const uint64_t at = part.chunks[chunk];
-    char* const to = &records_[chunk * buffer_bytes_];
-    for (size_t done = 0; done < buffer_bytes_;) {
-      const ssize_t n = pread(fd_, to + done, buffer_bytes_ - done, static_cast<off_t>(at + done));
-      if (n < 0 && errno == EINTR) continue;
-      if (n == 0) errno = EIO;
-      if (n <= 0) return ErrnoError("cannot read", "a temporary file in " + folder_);
-      done += static_cast<size_t>(n);
+    const std::string name = "a temporary file in " + folder_;
+    TSPS_ASSIGN_OR_RETURN(const size_t n, ReadAt(fd_, name, &records_[chunk * buffer_bytes_],
+                                                 buffer_bytes_, part.chunks[chunk]));
+    if (n != buffer_bytes_) {
+      errno = EIO;
+      return ErrnoError("cannot read", name);
     }
   }
   if (part.chunks.empty()) {

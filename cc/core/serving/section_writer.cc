@@ -1,25 +1,12 @@
 #include "core/serving/section_writer.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
-namespace tsps {
+#include "core/os/file_io.h"
 
-Status WriteAt(int fd, const std::string& name, const void* data, size_t n, uint64_t at) {
-  const char* from = static_cast<const char*>(data);
-  for (size_t done = 0; done < n;) {
-    const ssize_t written = pwrite(fd, from + done, n - done, static_cast<off_t>(at + done));
-    if (written < 0 && errno == EINTR) continue;
-    if (written == 0) errno = ENOSPC;
-    if (written <= 0) return ErrnoError("cannot write", name);
-    done += static_cast<size_t>(written);
-  }
-  return Status();
-}
+namespace tsps {
 
 SectionWriter::SectionWriter(int fd, std::string name, uint64_t at, uint64_t most)
     : fd_(fd),

@@ -17,9 +17,6 @@
 
 namespace tsps {
 
-// Writes n bytes at an offset of a file.
-Status WriteAt(int fd, const std::string& name, const void* data, size_t n, uint64_t at);
-
 // Not thread-safe. Several may write one file.
 class SectionWriter {
  public:

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/hash.h"
+#include "core/os/file_io.h"
 #include "core/table/row_type.h"
 
 namespace tsps {
@@ -70,9 +71,8 @@ Result<std::shared_ptr<const ServingFile>> ServingFile::Open(const std::string& 
     if (fstat(fd, &info) != 0) return ErrnoError("cannot stat", path);
     if (!S_ISREG(info.st_mode)) return Error(Code::kDataLoss, path, " is not a regular file");
     ServingHeader header;
-    const ssize_t n = pread(fd, &header, sizeof(header), 0);
-    if (n < 0) return ErrnoError("cannot read", path);
-    if (n != static_cast<ssize_t>(sizeof(header))) {
+    TSPS_ASSIGN_OR_RETURN(const size_t n, ReadAt(fd, path, &header, sizeof(header), 0));
+    if (n != sizeof(header)) {
       return Error(Code::kDataLoss, path, " is truncated: it has ", n,
                    " bytes, less than a header");
     }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/stream_copy.h"
+#include "core/os/file_io.h"
 #include "core/serving/table_manifest.h"
 
 namespace tsps {
@@ -22,11 +23,6 @@ constexpr uint64_t kMaxManifestBytes = 1 << 20;
 constexpr size_t kMinLookupKeys = 512;  // of a thread
 constexpr size_t kAbsentKeys = 16;      // whose initial rows are made at once
 constexpr size_t kLongRow = 64;         // floats; such rows are made one by one
-
-std::string FolderOfFile(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
-}
 
 class OpenedFile {
  public:
@@ -54,17 +50,8 @@ Result<std::string> ReadStart(int fd, const std::string& path) {
   std::string content(static_cast<size_t>(std::min<uint64_t>(static_cast<uint64_t>(info.st_size),
                                                              kMaxManifestBytes)),
                       '\0');
-  for (size_t done = 0; done < content.size();) {
-    const ssize_t n =
-        pread(fd, content.data() + done, content.size() - done, static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoError("cannot read", path);
-    if (n == 0) {
-      content.resize(done);
-      break;
-    }
-    done += static_cast<size_t>(n);
-  }
+  TSPS_ASSIGN_OR_RETURN(const size_t n, ReadAt(fd, path, content.data(), content.size(), 0));
+  content.resize(n);
   return content;
 }
 
@@ -144,7 +131,7 @@ Result<std::shared_ptr<const ServingTable>> ServingTable::Open(const std::string
     TSPS_ASSIGN_OR_RETURN(const TableManifest manifest, DecodeManifest(content, path));
     step = manifest.step;
     // The manifest is in the folder `assets` of its version.
-    const std::string version = FolderOfFile(path) + "../";
+    const std::string version = FolderOf(path) + "/../";
     for (const ManifestFile& listed : manifest.files) {
       TSPS_ASSIGN_OR_RETURN(auto file, files.Open(version + listed.path, verify));
       if (file->header().file_bytes != listed.bytes || file->header().crc != listed.header_crc) {

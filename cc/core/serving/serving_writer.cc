@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/fault_point.h"
+#include "core/os/file_io.h"
 #include "core/os/partial_file.h"
 #include "core/serving/index_writer.h"
 #include "core/serving/key_filter.h"
