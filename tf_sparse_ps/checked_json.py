@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from tf_sparse_ps.errors import DamagedFileError
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+
+
+def check_file_name(name: str) -> None:
+    """Raises ValueError unless a file that a manifest lists may have this name. It leads into no other folder."""
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"a file's name is {name!r}")
 
 
 def encode(content: Mapping[str, Any]) -> bytes:

@@ -95,6 +95,17 @@ def test_tables_dense_weights_optimizer_and_position_come_back(tmp_path: Path, d
     assert tables.committed_step() == step
 
 
+def test_the_directory_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to("disk")
+    model = make_model()
+    model.train_on_batch(np.zeros((4, 2), np.int64), np.ones((4, 1)))
+    checkpointer = tsps.Checkpointer(tmp_path / "checkpoints", model, model.optimizer)
+    checkpointer.save()
+    checkpointer.wait()
+    assert checkpointer.latest() == str(tmp_path / "checkpoints/step-000000000001")
+
+
 def test_a_restored_model_trains_as_the_saved_one(tmp_path: Path) -> None:
     saved_model = make_model()
     fit(saved_model, callbacks.Checkpoint(tmp_path / "a", every_steps=7), epochs=1)

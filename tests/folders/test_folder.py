@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tf_sparse_ps.errors import AccessError, DamagedFileError
-from tf_sparse_ps.folders import PROBE, Folder, Trust, open_regular, read_regular
+from tf_sparse_ps.folders import PROBE, Folder, Trust, open_regular, read_regular, sync_file, sync_folder
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -213,3 +213,24 @@ def test_the_owner_of_new_files_is_found_also_where_every_file_has_a_name(
         assert folder.own_uid() == os.geteuid()
         assert [name.startswith(PROBE) for name in names[-1]] == [True]
         assert folder.names() == []
+
+
+def test_folders_are_synced_also_where_that_is_not_possible(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base / "file").write_text("bytes")
+    (base / "link").symlink_to("file")
+    (base / "linked").symlink_to(".")
+    sync_file(base / "file")
+    sync_folder(base)
+    sync_folder(base / "linked")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        sync_file(base / "link")
+    with pytest.raises(NotADirectoryError):
+        sync_folder(base / "file")
+
+    def cannot(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", cannot)
+    sync_folder(base)
+    with pytest.raises(OSError, match="Invalid argument"):
+        sync_file(base / "file")

@@ -216,6 +216,17 @@ def test_serving_tables_need_no_tensorflow(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), layer.bindings[0].reader().lookup(np.arange(120)))
 
 
+def test_paths_may_be_links_or_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "serve").symlink_to("disk")
+    model, layer = make_model()
+    train(model, np.arange(100))
+    tsps.export(model, tmp_path / "serve/1")
+    monkeypatch.chdir(tmp_path / "disk/1/assets")
+    table = tsps.ServingTable.open(os.path.basename(layer.bindings[0].path))
+    np.testing.assert_array_equal(table.lookup([3, 200]), layer.bindings[0].reader().lookup([3, 200]))
+
+
 def test_several_tables_are_named(tmp_path: Path) -> None:
     inputs = keras.Input([1], dtype="int64")
     parts = [keras.layers.Flatten()(tsps.Embedding(None, DIM, name=name)(inputs)) for name in ("first", "second")]

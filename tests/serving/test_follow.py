@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -217,6 +218,7 @@ def test_a_killed_copy_resumes(trainer: Trainer, tmp_path: Path, kills: int) -> 
             point, passage = points[generator.integers(len(points))], int(generator.integers(1, 4))
             child = os.fork()
             if child == 0:
+                gc.freeze()  # objects of TensorFlow, if other tests have made some, would wait for its threads
                 left = [passage]
 
                 def act(reached: str, point: str = point, left: list[int] = left) -> None:

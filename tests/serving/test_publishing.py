@@ -130,6 +130,10 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
         tsps.callbacks.Export(tmp_path)
     with pytest.raises(ValueError, match=r"`every_steps` must be above 0. Received: every_steps=0"):
         tsps.callbacks.Export(tmp_path, every_steps=0)
+    with pytest.raises(ValueError, match=r"`every_steps` must be an integer. Received: every_steps=1.5"):
+        tsps.callbacks.Export(tmp_path, every_steps=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"`every_seconds` must be a number of seconds. Received: every_seconds='9'"):
+        tsps.callbacks.Export(tmp_path, every_seconds="9")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"`keep` must be above 0. Received: keep=0"):
         tsps.callbacks.Export(tmp_path, every_steps=1, keep=0)
     with pytest.raises(InvalidArgumentError, match=r"`rows` must be one of .*, or None. Received: 'int2'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -74,6 +75,7 @@ def run_writer(folder: Path, versions: Path, kill_at: tuple[str, int] | None, se
     """Forks a program that changes the table and writes versions. Returns its exit status."""
     child = os.fork()
     if child == 0:
+        gc.freeze()  # objects of TensorFlow, if other tests have made some, would wait for its threads
         status = 1
         try:
             passages = {"left": 0 if kill_at is None else kill_at[1]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -14,11 +15,23 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util, resource_variable_ops
 
+from tf_sparse_ps._version import __version__
+
 keras = tf.keras
 # TensorFlow 2.15's `tf.keras` has no version.
 IS_KERAS_3 = int(getattr(keras, "__version__", "2").split(".")[0]) >= 3
 PACKAGE = "tf_sparse_ps"
 T = TypeVar("T")
+
+
+def software_versions() -> dict[str, str]:
+    """Returns the versions of this library and of what it runs on, by name, for manifests."""
+    return {
+        "tf_sparse_ps": __version__,
+        "tensorflow": tf.__version__,
+        "keras": str(getattr(keras, "__version__", "2")),
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
 
 
 # --- random seeds ---

@@ -20,7 +20,7 @@ from tf_sparse_ps.checkpoints.fit_checkpointer import FitCheckpointer
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.collectives.all_or_none import raising_on_all
-from tf_sparse_ps.config.plain_numbers import plain
+from tf_sparse_ps.config.plain_numbers import check_interval, plain
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 from tf_sparse_ps.training import fits
 
@@ -89,13 +89,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
                 "Checkpoint needs one of `every_steps` and `every_seconds`. Received: "
                 f"every_steps={every_steps!r}, every_seconds={every_seconds!r}"
             )
-        if every_steps is not None and (not isinstance(every_steps, int) or isinstance(every_steps, bool)):
-            raise ValueError(f"`every_steps` must be an integer. Received: every_steps={every_steps!r}")
-        if isinstance(every_seconds, bool) or not isinstance(every_seconds, int | float | None):
-            raise ValueError(f"`every_seconds` must be a number of seconds. Received: every_seconds={every_seconds!r}")
-        if not (every_steps or every_seconds or 0) > 0:
-            name, value = ("every_steps", every_steps) if every_seconds is None else ("every_seconds", every_seconds)
-            raise ValueError(f"`{name}` must be above 0. Received: {name}={value!r}")
+        check_interval(every_steps, every_seconds)
         check_arguments(directory, keep, extra)
         self._directory = directory
         self._options: dict[str, Any] = {

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_sparse_ps import job, schedules
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import tables as model_tables
+from tf_sparse_ps.config.plain_numbers import check_interval, plain
 from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.exporting.captured_tables import WRITER, Options
 from tf_sparse_ps.exporting.publisher import Publisher
@@ -58,14 +59,15 @@ class Export(_keras.keras.callbacks.Callback):
           InvalidArgumentError: `rows` or `absent` has another value.
         """
         super().__init__()
+        every_steps, every_seconds, keep = plain(every_steps), plain(every_seconds), plain(keep)
         if (every_steps is None) == (every_seconds is None):
             raise ValueError(
                 "Export needs every_steps or every_seconds, and not both. Received: "
                 f"every_steps={every_steps!r}, every_seconds={every_seconds!r}"
             )
-        for name, value in (("every_steps", every_steps), ("every_seconds", every_seconds), ("keep", keep)):
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}` must be above 0. Received: {name}={value!r}")
+        check_interval(every_steps, every_seconds)
+        if not keep > 0:
+            raise ValueError(f"`keep` must be above 0. Received: keep={keep!r}")
         table_files.check_options(rows, absent)
         self.directory = os.path.abspath(directory)
         self._every_steps, self._every_seconds, self._keep = every_steps, every_seconds, keep

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps._version import __version__
 from tf_sparse_ps.checkpoints import newest, tables, variables
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.job_state import JobState
@@ -206,12 +204,7 @@ class Checkpointer:
             id=checkpoint_id,
             run=run,
             chain=(),
-            versions={
-                "tf_sparse_ps": __version__,
-                "tensorflow": tf.__version__,
-                "keras": str(getattr(_keras.keras, "__version__", "2")),
-                "python": ".".join(map(str, sys.version_info[:3])),
-            },
+            versions=_keras.software_versions(),
             tables=tuple(tables.facts(bindings)),
             variables=tuple(entry.facts() for entry in entries),
             files=(),

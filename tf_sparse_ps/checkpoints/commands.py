@@ -14,6 +14,7 @@ from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.config.plain_numbers import positive_integer
 from tf_sparse_ps.errors import NotFoundError, StateError, TableError
 from tf_sparse_ps.table.progress import bar
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         _DIRECTORY,
     )
     compact.add_argument(
-        "--keep", type=_positive, metavar="N", help="remove all checkpoints but N, and what they build on"
+        "--keep", type=positive_integer, metavar="N", help="remove all checkpoints but N, and what they build on"
     )
     erase = add(
         "erase",
@@ -102,12 +103,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"tf-sparse-ps checkpoint {options.command}: {error}", file=sys.stderr)
         return 2
     return status
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1. Received: {text!r}")
-    return number
 
 
 # --- list, verify ---

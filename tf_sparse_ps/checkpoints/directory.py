@@ -14,10 +14,8 @@ and the increments in between. It is whole if they are, and they are kept as lon
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
-import stat
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +32,7 @@ from tf_sparse_ps.checkpoints.stored_checkpoint import (
     is_damage,
 )
 from tf_sparse_ps.errors import AccessError, DamagedFileError, NotFoundError, TableError
-from tf_sparse_ps.folders import PROBE, Folder, Trust, remove_folder
+from tf_sparse_ps.folders import PROBE, Folder, Trust, remove_folder, sync_file, sync_folder
 from tf_sparse_ps.table.path_claim import claimed
 
 _SAVING, _REMOVING = ".saving-", ".removing-"
@@ -72,7 +70,7 @@ class SaveFolder:
         """
         path = self.folder / name
         if crc32 is None:
-            _sync(path)
+            sync_file(path)
             crc32 = stored_checkpoint.file_crc32(path)
         self.files.append(FileEntry(name, path.stat().st_size, crc32))
         fault_points.reach("file_written")
@@ -102,13 +100,13 @@ class Save(SaveFolder):
         """
         path = self.folder / manifest.NAME
         path.write_bytes(content.encode())
-        _sync(path)
+        sync_file(path)
         fault_points.reach("manifest_written")
-        _sync(self.folder)
+        sync_folder(self.folder)
         fault_points.reach("folder_synced")
         os.rename(self.folder, self.path)
         fault_points.reach("renamed")
-        _sync(self.path.parent)
+        sync_folder(self.path.parent)
         fault_points.reach("directory_synced")
 
 
@@ -291,7 +289,7 @@ class CheckpointDirectory:
         is_new = not self.path.is_dir()
         Folder.open(self.path, Trust.GROUP, make=True).close()
         if is_new:
-            _sync(self.path.parent)
+            sync_folder(self.path.parent)
 
     def remove(self, path: Path) -> None:
         """Removes a checkpoint. Call it within `saving`. A warning names one that stays, as it is another user's."""
@@ -362,16 +360,3 @@ def _seems_whole(path: Path) -> bool:
         return bool(stored_checkpoint.look(path))
     except (TableError, OSError):
         return False
-
-
-def _sync(path: Path) -> None:
-    """Writes a file, or a folder's list of names, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some file systems have no fsync of folders and say EINVAL: then there is nothing more to do.
-        if error.errno != errno.EINVAL or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise
-    finally:
-        os.close(descriptor)

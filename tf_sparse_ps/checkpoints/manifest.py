@@ -19,7 +19,6 @@ VARIABLES = "variables.npz"  # rank 0's
 CALLBACKS = "callbacks.npz"  # those of all ranks
 VERSION = 4
 _READ = (1, 2, 3, 4)  # versions; 1 has no increments, 2 one part of each table, 3 no identity of the optimizer
-_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,8 +209,7 @@ def _from(content: dict[str, Any]) -> Manifest:
     files = tuple(FileEntry(**entry) for entry in content["files"])
     names = {entry.name for entry in files}
     for name in names:
-        if not _FILE_NAME.fullmatch(name):
-            raise ValueError(f"a file's name is {name!r}")
+        checked_json.check_file_name(name)
     tables = [{"id": "", **(table if "parts" in table else _in_one_part(table))} for table in content["tables"]]
     chain = tuple(Link(str(link["name"]), str(link["id"])) for link in content.get("chain", ()))
     for table in tables:

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from tf_sparse_ps import job
 from tf_sparse_ps.checkpoints import tables as model_tables
 from tf_sparse_ps.collectives.all_or_none import error_text, raise_failures
-from tf_sparse_ps.exporting import earlier_table
+from tf_sparse_ps.exporting.table_plan import TablePlan
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import ShardedContent
 from tf_sparse_ps.serving import fault_points, table_files
-from tf_sparse_ps.serving.table_files import TableFacts
 from tf_sparse_ps.serving.version import TableEntry, Version
 from tf_sparse_ps.serving.version_builder import TableFiles, VersionBuilder
 from tf_sparse_ps.table import several_tables
@@ -73,7 +72,7 @@ class CapturedTables:
         readers = [table.binding.reader() for table in tables]
         # Training may change all rows meanwhile: then their old values take as much memory as they do.
         most_bytes = max(1 << 30, sum(int(reader.stats()["bytes"]) for reader in readers))
-        since = {reader: table.since() for reader, table in zip(readers, tables, strict=True)}
+        since = {reader: table.plan.since() for reader, table in zip(readers, tables, strict=True)}
         scans = several_tables.scan(since, slots=False, max_bytes=most_bytes)
         self._scans = {table.binding.uuid: scans[table.binding.reader()] for table in tables}
 
@@ -142,7 +141,7 @@ class CapturedTables:
                 self._write_rows(table, files, content, writing)
             self._have_failed_together = False
         elif (scan := self._scans[table.binding.uuid]).erased is not None:
-            facts = self._link(table, files)
+            facts = table.plan.link(files)
             files.add_layer(facts, scan, scan.erased, step=self.step, most_keys=0, may_continue=writing.may_continue)
         else:
             self._write_rows(table, files, scan, writing)
@@ -150,31 +149,20 @@ class CapturedTables:
         mark = self._marks.get(table.binding.uuid)
         return files.finish(
             table.binding.config.name,
-            table.facts,
+            table.plan.facts,
             step=self.step,
             marks=[] if mark is None else [mark],
             absent=self._options.absent,
         )
 
     def _write_rows(self, table: _Table, files: TableFiles, content: Any, writing: _Writing) -> None:
-        """Writes all rows, or those that differ from the earlier version's."""
-        show_progress, may_continue = writing.show_progress, writing.may_continue
-        if self._options.diff and table.earlier is not None and table.reason is None:
-            files.add_difference(
-                self._link(table, files), content, show_progress=show_progress, may_continue=may_continue
-            )
-            return
-        if table.earlier is not None:
-            reason = table.reason or "what has changed since the earlier version is not known"
-            earlier_table.say_base(table.facts.name, reason)
-        files.add_base(table.facts, content, show_progress=show_progress, may_continue=may_continue)
-
-    @staticmethod
-    def _link(table: _Table, files: TableFiles) -> TableFacts:
-        """Takes over the files of the earlier version. Returns the facts of a layer above them."""
-        assert table.earlier is not None
-        files.link(table.earlier.version.path, table.earlier.entry)
-        return table.earlier.facts_of_layer(table.facts)
+        table.plan.write_rows(
+            files,
+            content,
+            diff=self._options.diff,
+            show_progress=writing.show_progress,
+            may_continue=writing.may_continue,
+        )
 
     def _all_shards(self, table: _Table) -> ShardedContent:
         return ShardedContent(table.binding, f"exporting to {self._path}", slots=False, to=WRITER)
@@ -193,25 +181,15 @@ class _Table(NamedTuple):
 
     binding: TableBinding
     asset: str
-    facts: TableFacts
-    earlier: earlier_table.EarlierTable | None
-    """The table in the earlier version."""
-    reason: str | None
-    """Why it cannot have layers above the earlier version; None: it can, or there is none."""
+    plan: TablePlan
 
     @property
     def is_sharded(self) -> bool:
         """Whether other nodes have some of the rows."""
         return self.binding.placement == "sharded"
 
-    def since(self) -> str | None:
-        """Returns the mark of the state that the earlier version has; None: all rows are written."""
-        return None if self.earlier is None or self.reason is not None else self.earlier.mark(self.facts)
-
 
 def _table(binding: TableBinding, base: Version | None, options: Options) -> _Table:
     asset = os.path.basename(binding.path)
     facts = table_files.facts_of(binding.reader(), rows=options.rows, absent=options.absent)
-    earlier = earlier_table.find(base, asset)
-    reason = None if earlier is None else earlier.reason_against_layers(facts, options.absent)
-    return _Table(binding, asset, facts, earlier, reason)
+    return _Table(binding, asset, TablePlan.of(facts, options.absent, base, asset))

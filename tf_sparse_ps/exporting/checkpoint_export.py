@@ -16,9 +16,9 @@ from tf_sparse_ps.checkpoints import tables as model_tables
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.errors import InvalidArgumentError
-from tf_sparse_ps.exporting import earlier_table
 from tf_sparse_ps.exporting.captured_tables import Options
 from tf_sparse_ps.exporting.saved_model import ModelGraph
+from tf_sparse_ps.exporting.table_plan import TablePlan
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.serving import table_files
 from tf_sparse_ps.serving.table_files import TableFacts
@@ -130,15 +130,7 @@ def _write_table(
         rows=options.rows or str(info["dtype"]),
         hash_seed=table_files.new_hash_seed(),
     )
-    earlier = earlier_table.find(base, asset)
-    reason = None if earlier is None else earlier.reason_against_layers(facts, options.absent)
     files, content = builder.new_table(asset), _Content(rows)
-    if earlier is not None and reason is None:
-        files.link(earlier.version.path, earlier.entry)
-        files.add_difference(earlier.facts_of_layer(facts), content)
-        files.merge()
-    else:
-        if reason is not None:
-            earlier_table.say_base(facts.name, reason)
-        files.add_base(facts, content)
+    TablePlan.of(facts, options.absent, base, asset).write_rows(files, content, diff=True)
+    files.merge()
     return files.finish(facts.name, facts, step=content.step, marks=[], absent=options.absent)

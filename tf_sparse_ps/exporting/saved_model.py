@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras, _tensorflow
-from tf_sparse_ps._version import __version__
 from tf_sparse_ps.checkpoints import array_file
 from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.job.table_binding import TableBinding, binding_of
@@ -163,10 +161,5 @@ class ModelGraph:
             step=step,
             tables=tuple(tables),
             variables=tuple(self._names.items()),
-            versions={
-                "tf_sparse_ps": __version__,
-                "tensorflow": tf.__version__,
-                "keras": str(getattr(_keras.keras, "__version__", "2")),
-                "python": ".".join(map(str, sys.version_info[:3])),
-            },
+            versions=_keras.software_versions(),
         )

@@ -1,13 +1,15 @@
-"""`EarlierTable`: a table in an earlier version, and whether a new version can build on it."""
+"""`TablePlan`: how a table is written to a new version, which may build on an earlier one."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tf_sparse_ps.serving.serving_table import ServingTable
 from tf_sparse_ps.serving.table_files import TableFacts
 from tf_sparse_ps.serving.version import ASSETS, TableEntry, Version
+from tf_sparse_ps.serving.version_builder import TableFiles
 
 
 class EarlierTable(NamedTuple):
@@ -17,10 +19,6 @@ class EarlierTable(NamedTuple):
     entry: TableEntry
     newest: dict[str, Any]
     """The facts of its newest file."""
-
-    def facts_of_layer(self, facts: TableFacts) -> TableFacts:
-        """Returns the facts of a layer above the files of this table."""
-        return facts._replace(hash_seed=self.entry.hash_seed, uuid=self.newest["table_uuid"])
 
     def reason_against_layers(self, facts: TableFacts, absent: str) -> str | None:
         """Returns why no layer above the files can have the table's rows; None: it can.
@@ -39,17 +37,72 @@ class EarlierTable(NamedTuple):
             return "its rows have other initial values than those of the earlier version"
         return None
 
-    def mark(self, facts: TableFacts) -> str | None:
-        """Returns the mark of the state that the version has, if it is a state of this table."""
-        return self.entry.marks[0] if self.entry.uuid == facts.uuid and self.entry.marks else None
+
+class TablePlan(NamedTuple):
+    """How a table is written to a new version."""
+
+    facts: TableFacts
+    earlier: EarlierTable | None
+    """The table in the earlier version."""
+    reason: str | None
+    """Why it cannot have layers above the earlier version; None: it can, or there is none."""
+
+    @classmethod
+    def of(cls, facts: TableFacts, absent: str, base: Version | None, asset: str) -> TablePlan:
+        """Compares a table with that of an earlier version.
+
+        Args:
+          facts: The table as it is.
+          absent: What keys without a row are to read.
+          base: The earlier version, or None.
+          asset: The name of the table's file in `assets`.
+        """
+        earlier = _find(base, asset)
+        return cls(facts, earlier, None if earlier is None else earlier.reason_against_layers(facts, absent))
+
+    def since(self) -> str | None:
+        """Returns the mark of the state that the earlier version has; None: what was written since is not known."""
+        if self.earlier is None or self.reason is not None:
+            return None
+        entry = self.earlier.entry
+        return entry.marks[0] if entry.uuid == self.facts.uuid and entry.marks else None
+
+    def link(self, files: TableFiles) -> TableFacts:
+        """Takes over the files of the earlier version. Returns the facts of a layer above them."""
+        assert self.earlier is not None
+        files.link(self.earlier.version.path, self.earlier.entry)
+        return self.facts._replace(hash_seed=self.earlier.entry.hash_seed, uuid=self.earlier.newest["table_uuid"])
+
+    def write_rows(
+        self,
+        files: TableFiles,
+        content: Any,
+        *,
+        diff: bool,
+        show_progress: bool = True,
+        may_continue: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Writes all rows, or those that differ from the earlier version's.
+
+        Args:
+          files: The files of the table in the new version.
+          content, show_progress, may_continue: As for `table_files.write_base`.
+          diff: Whether to write what differs, if the table can have layers above the earlier version.
+        """
+        if diff and self.earlier is not None and self.reason is None:
+            facts = self.link(files)
+            files.add_difference(facts, content, show_progress=show_progress, may_continue=may_continue)
+            return
+        if self.earlier is not None:
+            reason = self.reason or "what has changed since the earlier version is not known"
+            name = self.facts.name
+            print(
+                f"tf_sparse_ps: table {name!r} is exported with all rows, because {reason}", file=sys.stderr, flush=True
+            )
+        files.add_base(self.facts, content, show_progress=show_progress, may_continue=may_continue)
 
 
-def say_base(name: str, reason: str) -> None:
-    """Reports that a table is exported with all rows although an earlier version was given."""
-    print(f"tf_sparse_ps: table {name!r} is exported with all rows, because {reason}", file=sys.stderr, flush=True)
-
-
-def find(base: Version | None, asset: str) -> EarlierTable | None:
+def _find(base: Version | None, asset: str) -> EarlierTable | None:
     """Returns the table of a version by the name of its asset, or None."""
     for entry in () if base is None else base.tables:
         if entry.asset == asset and base is not None:

@@ -5,7 +5,15 @@ link that another user controls, and check owner and mode of every component. Na
 renamed and removed relative to its descriptor. The trust model is in SECURITY.md.
 """
 
-from tf_sparse_ps.folders.folder import PROBE, Folder, open_regular, read_regular, remove_folder
+from tf_sparse_ps.folders.folder import (
+    PROBE,
+    Folder,
+    open_regular,
+    read_regular,
+    remove_folder,
+    sync_file,
+    sync_folder,
+)
 from tf_sparse_ps.folders.path_walk import Trust
 
-__all__ = ["PROBE", "Folder", "Trust", "open_regular", "read_regular", "remove_folder"]
+__all__ = ["PROBE", "Folder", "Trust", "open_regular", "read_regular", "remove_folder", "sync_file", "sync_folder"]

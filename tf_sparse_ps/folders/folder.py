@@ -281,3 +281,25 @@ def _kind_of(path: str) -> str:
         return _KINDS.get(stat.S_IFMT(os.lstat(path).st_mode), "something else")
     except OSError:
         return "something else"
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Writes a file's bytes to the disk. Does not follow a link."""
+    _fsync(path, os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Writes a folder's list of names to the disk."""
+    try:
+        _fsync(path, os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems have no fsync of folders: there is nothing more to do
+            raise
+
+
+def _fsync(path: str | os.PathLike[str], flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tf_sparse_ps.config.plain_numbers import positive_integer
 from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.serving.follow import Follower
 from tf_sparse_ps.serving.sources import source
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "directory", metavar="DEST", help="the directory that servers watch; or a URL, from where they follow in turn"
     )
-    parser.add_argument("--keep", type=_positive, default=3, metavar="N", help="versions to keep (default: 3)")
+    parser.add_argument("--keep", type=positive_integer, default=3, metavar="N", help="versions to keep (default: 3)")
     parser.add_argument("--every", type=float, default=5.0, metavar="S", help="seconds between looks (default: 5)")
     parser.add_argument("--once", action="store_true", help="look once, copy what is new, and end")
     select = parser.add_mutually_exclusive_group()
@@ -95,9 +96,3 @@ def _follow(follower: Follower | Uploader, options: argparse.Namespace) -> int:
         if options.once:
             return 0
         time.sleep(options.every)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1. Received: {text!r}")
-    return number

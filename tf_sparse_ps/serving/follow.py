@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFound
 from tf_sparse_ps.folders import Folder, Trust, remove_folder
 from tf_sparse_ps.serving import fault_points, retention
 from tf_sparse_ps.serving.sources import Source
-from tf_sparse_ps.serving.version import MANIFEST, Version, VersionManifest, numbered
+from tf_sparse_ps.serving.version import MANIFEST, Version, VersionManifest, complete, numbered
 from tf_sparse_ps.serving.version_builder import link, publish_folder
 from tf_sparse_ps.table.path_claim import claimed
 from tf_sparse_ps.table.progress import bar
@@ -124,7 +123,7 @@ class Follower:
         return self._directory / f"{_SKIPPED}{number}"
 
     def _present(self) -> list[int]:
-        return [number for number, folder in numbered(self._directory) if (folder / MANIFEST).exists()]
+        return [number for number, _ in complete(self._directory)]
 
     # --- copying ---
 
@@ -135,7 +134,7 @@ class Follower:
             folder = path.with_name(f".{number}.partial")
             manifest = self._source.manifest(number)
             self._begin(folder, manifest)
-            total = sum(entry.bytes for table in manifest.tables for entry in table.files)
+            total = sum(entry.bytes for entry in manifest.table_files)
             with bar(total, f"copy version {number}") as progress:
                 n = sum(self._copy_files(number, folder, manifest, progress.update))
             publish_folder(folder, path)
@@ -159,24 +158,19 @@ class Follower:
     ) -> Iterator[int]:
         """Copies what is missing. Yields the bytes of each file that are read from the source."""
         known = self._known_files()
-        for table in manifest.tables:
-            for entry in table.files:
-                target = folder / entry.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                name = (target.name, entry.bytes, entry.crc)
-                if not target.exists() and name in known:
-                    link(known[name], target)
-                if not target.exists():
-                    yield self._copy_table_file(number, entry.path, target, entry.crc)
-                advance(entry.bytes)
-                fault_points.reach("file_ready")
+        for entry in manifest.table_files:
+            target = folder / entry.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists() and entry.identity in known:
+                link(known[entry.identity], target)
+            if not target.exists():
+                yield self._copy_table_file(number, entry.path, target, entry.crc)
+            advance(entry.bytes)
+            fault_points.reach("file_ready")
         for other in manifest.others:
             target = folder / other.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            with self._source.open(number, other.path) as stream:
-                data = stream.read()
-            if len(data) != other.bytes or f"{zlib.crc32(data):08x}" != other.crc32:
-                raise DamagedFileError(f"{self._source.name}/{number}/{other.path} is damaged: it has another checksum")
+            data = self._source.read_other(number, other)
             target.write_bytes(data)
             yield len(data)
 
@@ -185,9 +179,8 @@ class Follower:
         files = {}
         for _, folder in numbered(self._directory):
             with contextlib.suppress(NotFoundError, DamagedFileError):
-                for table in Version(folder).tables:
-                    for entry in table.files:
-                        files[Path(entry.path).name, entry.bytes, entry.crc] = folder / entry.path
+                for entry in Version(folder).manifest.table_files:
+                    files[entry.identity] = folder / entry.path
         return files
 
     def _copy_table_file(self, number: int, path: str, target: Path, crc: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError
 from tf_sparse_ps.folders import Trust, remove_folder
 from tf_sparse_ps.serving import fault_points
-from tf_sparse_ps.serving.version import ASSETS, MANIFEST, numbered
+from tf_sparse_ps.serving.version import ASSETS, complete, is_complete
 
 PIN = "pinned-"  # the name of the file that pins a version, before the number
 _REMOVING = ".removing-"
@@ -36,7 +36,7 @@ def prune(directory: Path, keep: int) -> list[Path]:
     for name in os.listdir(directory):
         if name.startswith(_REMOVING):  # a killed call has left it
             _remove(directory / name)
-    versions = [folder for _, folder in numbered(directory) if (folder / MANIFEST).exists()]
+    versions = [folder for _, folder in complete(directory)]
     removed = []
     for folder in versions[keep:]:
         if is_pinned(folder) or is_in_use(folder):
@@ -96,7 +96,7 @@ def pin(version: Path) -> None:
     Raises:
       NotFoundError: The folder is not a version.
     """
-    if not (version / MANIFEST).exists():
+    if not is_complete(version):
         raise NotFoundError(f"{version} is not a served version, so it cannot be pinned")
     (version.parent / f"{PIN}{version.name}").touch()
 

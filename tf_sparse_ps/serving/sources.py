@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import abc
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from tf_sparse_ps.errors import NotFoundError, UnsupportedError
-from tf_sparse_ps.serving.version import MANIFEST, VersionManifest, numbered
-
-_NUMBER = re.compile(r"[0-9]{1,18}")
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError, UnsupportedError
+from tf_sparse_ps.serving.version import MANIFEST, OtherFile, VersionManifest, complete, number_of, other_file
 
 
 class Source(abc.ABC):
@@ -37,6 +34,14 @@ class Source(abc.ABC):
         with self.open(number, MANIFEST) as stream:
             return VersionManifest.decode(stream.read(), f"{self.name}/{number}/{MANIFEST}")
 
+    def read_other(self, number: int, other: OtherFile) -> bytes:
+        """Reads a file of the SavedModel. Raises DamagedFileError if it is not the one that the manifest lists."""
+        with self.open(number, other.path) as stream:
+            data = stream.read()
+        if other_file(other.path, data) != other:
+            raise DamagedFileError(f"{self.name}/{number}/{other.path} is damaged: it has another checksum")
+        return data
+
 
 def source(name: str | os.PathLike[str]) -> Source:
     """Returns a source.
@@ -58,7 +63,7 @@ class _Local(Source):
         self.name, self._directory = os.fspath(directory), directory
 
     def numbers(self) -> list[int]:
-        return [number for number, folder in numbered(self._directory) if (folder / MANIFEST).exists()]
+        return [number for number, _ in complete(self._directory)]
 
     def open(self, number: int, path: str) -> IO[bytes]:
         try:
@@ -84,9 +89,9 @@ class _Remote(Source):
         except FileNotFoundError:
             return
         for entry in entries:
-            name = str(entry).rstrip("/").rpartition("/")[2]
-            if _NUMBER.fullmatch(name):
-                yield int(name)
+            number = number_of(str(entry).rstrip("/").rpartition("/")[2])
+            if number is not None:
+                yield number
 
     def open(self, number: int, path: str) -> IO[bytes]:
         try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import zlib
-from pathlib import Path
 from typing import Any
 
 from tf_sparse_ps.errors import DamagedFileError
@@ -61,15 +59,14 @@ class Uploader:
     def _send_tables(self, number: int, manifest: VersionManifest, present: list[int]) -> int:
         known: dict[tuple[str, int, int], str] = {}
         for other in present:
-            for table in self._there.manifest(other).tables:
-                for entry in table.files:
-                    known[Path(entry.path).name, entry.bytes, entry.crc] = self._path(other, entry.path)
+            for entry in self._there.manifest(other).table_files:
+                known[entry.identity] = self._path(other, entry.path)
         sent = 0
-        entries = [entry for table in manifest.tables for entry in table.files]
-        with bar(sum(entry.bytes for entry in entries), f"copy version {number}") as progress:
-            for entry in entries:
+        total = sum(entry.bytes for entry in manifest.table_files)
+        with bar(total, f"copy version {number}") as progress:
+            for entry in manifest.table_files:
                 target = self._path(number, entry.path)
-                same = known.get((Path(entry.path).name, entry.bytes, entry.crc))
+                same = known.get(entry.identity)
                 if same is not None:
                     self._files.copy(same, target)  # in the store
                 else:
@@ -90,10 +87,7 @@ class Uploader:
     def _send_others(self, number: int, manifest: VersionManifest) -> int:
         sent = 0
         for other in manifest.others:
-            with self._origin.open(number, other.path) as stream:
-                data = stream.read()
-            if f"{zlib.crc32(data):08x}" != other.crc32:
-                raise DamagedFileError(f"{self._origin.name}/{number}/{other.path} is damaged: it has another checksum")
+            data = self._origin.read_other(number, other)
             target = self._path(number, other.path)
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(target, data)

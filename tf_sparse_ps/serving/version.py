@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFound
 ASSETS, TABLES, MANIFEST = "assets", "tables", "version.json"
 FORMAT = 1
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,11 @@ class FileEntry:
     path: str
     bytes: int
     crc: int
+
+    @property
+    def identity(self) -> tuple[str, int, int]:
+        """The name, the size and the checksum, which are equal if several versions share a file."""
+        return self.path.rpartition("/")[2], self.bytes, self.crc
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +112,11 @@ class VersionManifest:
     versions: dict[str, str]
     others: tuple[OtherFile, ...] = ()
 
+    @property
+    def table_files(self) -> tuple[FileEntry, ...]:
+        """The files of all tables."""
+        return tuple(entry for table in self.tables for entry in table.files)
+
     def encode(self) -> bytes:
         """Returns the bytes of the file."""
         return checked_json.encode({"format": FORMAT, **dataclasses.asdict(self)})
@@ -139,6 +149,11 @@ class VersionManifest:
             raise DamagedFileError(f"{where} is damaged: {type(error).__name__}: {error}") from None
 
 
+def other_file(path: str, data: bytes) -> OtherFile:
+    """Returns the entry of a file with these bytes."""
+    return OtherFile(path, len(data), f"{zlib.crc32(data):08x}")
+
+
 def _other_of(entry: dict[str, Any]) -> OtherFile:
     _check_names(entry["path"].split("/"))
     return OtherFile(str(entry["path"]), int(entry["bytes"]), str(entry["crc32"]))
@@ -146,8 +161,7 @@ def _other_of(entry: dict[str, Any]) -> OtherFile:
 
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"a file's name is {name!r}")
+        checked_json.check_file_name(name)
 
 
 def _table_of(entry: dict[str, Any]) -> TableEntry:
@@ -186,13 +200,29 @@ class Version:
         return self.manifest.tables
 
 
+def number_of(name: str) -> int | None:
+    """Returns the number that the name of a version is, or None."""
+    return int(name) if _NUMBER.fullmatch(name) else None
+
+
 def numbered(directory: Path) -> Iterator[tuple[int, Path]]:
     """Yields the number and the folder of each entry of a directory that has a number as its name, newest first."""
     try:
-        names = [entry.name for entry in os.scandir(directory) if entry.is_dir() and _NUMBER.fullmatch(entry.name)]
+        names = [entry.name for entry in os.scandir(directory) if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         names = []
-    yield from sorted(((int(name), directory / name) for name in names), reverse=True)
+    numbers = ((number, directory / name) for name in names if (number := number_of(name)) is not None)
+    yield from sorted(numbers, reverse=True)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder is a version that has all of its files."""
+    return (folder / MANIFEST).exists()
+
+
+def complete(directory: Path) -> Iterator[tuple[int, Path]]:
+    """Yields the number and the folder of each complete version of a directory, newest first."""
+    return ((number, folder) for number, folder in numbered(directory) if is_complete(folder))
 
 
 def newest(path: str | os.PathLike[str]) -> Version:
@@ -203,11 +233,10 @@ def newest(path: str | os.PathLike[str]) -> Version:
       DamagedFileError, UnsupportedError: As `Version`.
     """
     folder = Path(path)
-    if (folder / MANIFEST).exists():
+    if is_complete(folder):
         return Version(folder)
-    for _, candidate in numbered(folder):
-        if (candidate / MANIFEST).exists():
-            return Version(candidate)
+    for _, candidate in complete(folder):
+        return Version(candidate)
     raise NotFoundError(
         f"{path} is not a served version, and has none with a number as its name. Name a folder that tsps.export has "
         "written, or the directory of such folders"

@@ -8,14 +8,13 @@ import errno
 import os
 import secrets
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.folders import Folder, Trust, remove_folder
+from tf_sparse_ps.folders import Folder, Trust, remove_folder, sync_file, sync_folder
 from tf_sparse_ps.serving import fault_points, layer_plan, table_files
 from tf_sparse_ps.serving.table_files import TableFacts
 from tf_sparse_ps.serving.version import (
@@ -27,6 +26,7 @@ from tf_sparse_ps.serving.version import (
     TableEntry,
     VersionManifest,
     check_new,
+    other_file,
 )
 from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.path_claim import claimed
@@ -111,9 +111,7 @@ class VersionBuilder:
     def _others(self) -> Iterator[OtherFile]:
         for path in sorted(self.folder.rglob("*")):
             if path.is_file() and path.suffix != _SUFFIX:
-                data = path.read_bytes()
-                name = path.relative_to(self.folder).as_posix()
-                yield OtherFile(name, len(data), f"{zlib.crc32(data):08x}")
+                yield other_file(path.relative_to(self.folder).as_posix(), path.read_bytes())
 
 
 class TableFiles:
@@ -175,9 +173,7 @@ class TableFiles:
             sequence=self.sequence + 1,
             may_continue=may_continue,
         )
-        if n:
-            self.sequence += 1
-            self.files.insert(0, self._entry(path))
+        self._put_on_top(path, n)
 
     def add_difference(
         self,
@@ -193,11 +189,16 @@ class TableFiles:
         table_files.write_base(base, facts, content, show_progress=show_progress, may_continue=may_continue)
         path = self._new_path(f"layer-{self.sequence + 1}")
         version = [self._path(entry) for entry in self.files]
-        sequence = self.sequence + 1
-        n = table_files.write_difference(os.fspath(base), version, path, sequence=sequence, may_continue=may_continue)
+        n = table_files.write_difference(
+            os.fspath(base), version, path, sequence=self.sequence + 1, may_continue=may_continue
+        )
         os.unlink(base)
+        self._put_on_top(path, n)
+
+    def _put_on_top(self, path: Path, n: int) -> None:
+        """Adds a layer that was written with `n` keys; if there are none, it was not written."""
         if n:
-            self.sequence = sequence
+            self.sequence += 1
             self.files.insert(0, self._entry(path))
 
     def merge(self, may_continue: Callable[[], None] = lambda: None) -> None:
@@ -255,13 +256,13 @@ def publish_folder(folder: Path, path: Path) -> None:
     for inner, _, names in os.walk(folder):
         for name in names:
             if not name.endswith(_SUFFIX):  # these were synced when they were written
-                _sync(Path(inner, name))
-        _sync(Path(inner))
+                sync_file(Path(inner, name))
+        sync_folder(inner)
     fault_points.reach("synced")
     check_new(path)
     os.rename(folder, path)
     fault_points.reach("renamed")
-    _sync(path.parent)
+    sync_folder(path.parent)
 
 
 def link(source: Path, target: Path) -> None:
@@ -273,18 +274,10 @@ def link(source: Path, target: Path) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
             raise
         partial = target.with_suffix(".copying")
-        with open(source, "rb") as original, open(partial, "xb") as copy:
+        with open(source, "rb") as original, open(partial, "wb") as copy:
             shutil.copyfileobj(original, copy, 2 << 20)  # pieces that stay together in the page cache
             copy.flush()
             os.fsync(copy.fileno())
         with contextlib.suppress(OSError):
             shutil.copymode(source, partial)
         os.rename(partial, target)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
