@@ -16,7 +16,15 @@ import pytest
 import tensorflow as tf
 from fork_server import run_forked
 
-from tf_sparse_ps._compat import _keras, _keras_fit, _keras_hooks, _keras_inputs, _keras_stores, _tensorflow
+from tf_sparse_ps._compat import (
+    _keras,
+    _keras_fit,
+    _keras_hooks,
+    _keras_inputs,
+    _keras_state,
+    _keras_stores,
+    _tensorflow,
+)
 from tf_sparse_ps.layers import saving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,16 +237,16 @@ def test_seeds_metrics_and_rates_are_found_for_checkpoints() -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
     model.compile(keras.optimizers.SGD(0.25, momentum=0.5), "mse")
     model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
-    assert len(_keras.metric_variables(model)) == 2, "the loss of an epoch would start over (total and count)"
-    rates = [variable for variable in _keras.optimizer_state(model.optimizer) if "learning_rate" in variable.name]
+    assert len(_keras_state.metric_variables(model)) == 2, "the loss of an epoch would start over (total and count)"
+    rates = [variable for variable in _keras_state.optimizer_state(model.optimizer) if "learning_rate" in variable.name]
     assert len(rates) == 1, "a rate that a callback set would be lost"
     if _keras.IS_KERAS_3:
-        (seed,) = _keras.seed_variables(model)
-        assert any(seed is variable for variable in _keras.all_variables(model)), (
+        (seed,) = _keras_state.seed_variables(model)
+        assert any(seed is variable for variable in _keras_state.all_variables(model)), (
             "dropout would repeat itself after a restart"
         )
     else:
-        assert _keras.seed_variables(model) == []  # Keras 2 has no variables for seeds, unless they are asked for
+        assert _keras_state.seed_variables(model) == []  # Keras 2 has no variables for seeds, unless they are asked for
 
 
 def test_datasets_tell_what_they_are_made_from_and_fit_what_it_was_given() -> None:
@@ -266,9 +274,9 @@ def test_metrics_are_made_before_the_first_batch() -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse", metrics=["mae"])
     batch = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
-    _keras.build_metrics(model, batch)
-    assert len(_keras.metric_variables(model)) == 4, "metrics of an epoch would start over after a restart"
-    _keras.build_metrics(model, (tf.TensorSpec([None, 7]),))  # another model's batch raises no error
+    _keras_state.build_metrics(model, batch)
+    assert len(_keras_state.metric_variables(model)) == 4, "metrics of an epoch would start over after a restart"
+    _keras_state.build_metrics(model, (tf.TensorSpec([None, 7]),))  # another model's batch raises no error
 
 
 @KERAS_3

@@ -10,7 +10,7 @@ import os
 import warnings
 from typing import Any
 
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras_state
 from tf_sparse_ps.checkpoints import variables
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates
 from tf_sparse_ps.checkpoints.checkpointer import Checkpointer
@@ -74,7 +74,7 @@ class FitCheckpointer(Checkpointer):
         assert restored is not None
         stored_states, restored.callback_states = restored.callback_states, None
         states.restore(stored_states)
-        rate = _keras.learning_rate_variable(self._state.optimizer.inner_optimizer)
+        rate = _keras_state.learning_rate_variable(self._state.optimizer.inner_optimizer)
         if rate is not None and restored.learning_rate is not None:
             rate.assign(restored.learning_rate)
         return any(self._ranks.allgather_object(states.has_stopped, "tsps.checkpoint.stopped"))
@@ -91,7 +91,7 @@ class FitCheckpointer(Checkpointer):
         stored, self._restored.metrics = self._restored.metrics, []
         if batch is None or not stored or self._give_metrics(stored):
             return
-        _keras.build_metrics(self._state.model, batch)
+        _keras_state.build_metrics(self._state.model, batch)
         if not self._give_metrics(stored) and self._ranks.rank == 0:
             warnings.warn(
                 f"metrics of epoch {self.position.epoch} are from batch {self.position.batch} on: the model has others "
@@ -100,4 +100,4 @@ class FitCheckpointer(Checkpointer):
             )
 
     def _give_metrics(self, stored: list[variables.Metric]) -> bool:
-        return variables.give_metrics(_keras.metric_variables(self._state.model), stored)
+        return variables.give_metrics(_keras_state.metric_variables(self._state.model), stored)

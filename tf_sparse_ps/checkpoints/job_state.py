@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras_state
 from tf_sparse_ps.checkpoints import tables, variables
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates
 from tf_sparse_ps.checkpoints.position import Position
@@ -55,6 +55,6 @@ class JobState:
           UnsupportedError, StateError: As `variables.collect`.
         """
         if not getattr(self.optimizer, "built", False):
-            _keras.all_variables(self.model)  # or it raises
+            _keras_state.all_variables(self.model)  # or it raises
             self.optimizer.build(self.model.trainable_variables)
         return variables.collect(self.model, self.optimizer, self.extra)

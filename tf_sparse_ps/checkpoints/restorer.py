@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_sparse_ps import job
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras_state
 from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, newest, tables, variables
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.job_state import JobState
@@ -215,7 +215,7 @@ class Restorer:
         return restored
 
     def _learning_rate(self) -> Any:
-        variable = _keras.learning_rate_variable(self._state.optimizer.inner_optimizer)
+        variable = _keras_state.learning_rate_variable(self._state.optimizer.inner_optimizer)
         return None if variable is None else variable.numpy()
 
     def _report(self, checkpoint: StoredCheckpoint, rate_before: Any, rate: Any) -> None:

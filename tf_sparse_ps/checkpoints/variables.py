@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _keras_state
 from tf_sparse_ps.checkpoints import array_file, manifest
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.collectives import Collectives
@@ -54,9 +54,9 @@ def collect(model: Any, optimizer: Any, extra: Mapping[str, Any]) -> list[Entry]
       UnsupportedError: A variable does not hold numbers.
       StateError: The optimizer trains a variable that the model does not have.
     """
-    metrics, seeds = _keras.metric_variables(model), _keras.seed_variables(model)
+    metrics, seeds = _keras_state.metric_variables(model), _keras_state.seed_variables(model)
     not_weights = {id(variable) for variable in (*metrics, *seeds)}
-    all_variables = _keras.all_variables(model)
+    all_variables = _keras_state.all_variables(model)
     weights = [
         variable for variable in all_variables if id(variable) not in not_weights and binding_of(variable) is None
     ]
@@ -70,7 +70,7 @@ def collect(model: Any, optimizer: Any, extra: Mapping[str, Any]) -> list[Entry]
             )
     entries = [_entry(variable, "weight") for variable in weights]
     entries += [_entry(variable, "seed") for variable in seeds]
-    entries += [Entry(slot.name, "optimizer", slot) for slot in _keras.optimizer_state(optimizer.inner_optimizer)]
+    entries += [Entry(slot.name, "optimizer", slot) for slot in _keras_state.optimizer_state(optimizer.inner_optimizer)]
     entries += [Entry(name, "extra", _keras.tf_variable(variable)) for name, variable in extra.items()]
     entries += [_entry(variable, "metric") for variable in metrics]
     for entry in entries:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tf_sparse_ps._compat import _keras
+from tf_sparse_ps._compat import _keras, _keras_state
 from tf_sparse_ps.checkpoints import array_file, manifest
 from tf_sparse_ps.checkpoints import tables as model_tables
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
@@ -83,10 +83,10 @@ def _stored_names(model: Any, weights: Weights, where: Path) -> dict[str, str]:
     Raises:
       InvalidArgumentError: The model has another number of weights.
     """
-    others = {id(variable) for variable in (*_keras.metric_variables(model), *_keras.seed_variables(model))}
+    others = {id(variable) for variable in (*_keras_state.metric_variables(model), *_keras_state.seed_variables(model))}
     names = [
         _keras.variable_name(variable)
-        for variable in _keras.all_variables(model)
+        for variable in _keras_state.all_variables(model)
         if id(variable) not in others and binding_of(variable) is None
     ]
     if len(names) != len(weights):

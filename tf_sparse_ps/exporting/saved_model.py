@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras, _tensorflow
+from tf_sparse_ps._compat import _keras, _keras_state, _tensorflow
 from tf_sparse_ps.checkpoints import array_file
 from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.job.table_binding import TableBinding, binding_of
@@ -91,7 +91,7 @@ class ModelGraph:
         }
         names = {
             _tensorflow.resource_of(_keras.tf_variable(variable)): _keras.variable_name(variable)
-            for variable in _keras.all_variables(model)
+            for variable in _keras_state.all_variables(model)
             if binding_of(variable) is None
         }
         named = {
