@@ -11,8 +11,9 @@ import numpy.typing as npt
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.serving import ServingTable, fault_points, table_files
+from tf_sparse_ps.serving.base_writer import BaseWriter
 from tf_sparse_ps.serving.version import Version, VersionManifest
-from tf_sparse_ps.serving.version_builder import VersionBuilder
+from tf_sparse_ps.serving.version_builder import NO_BASES, VersionBuilder
 from tf_sparse_ps.table import Table
 
 ASSET = "words"
@@ -26,7 +27,13 @@ def make_table(folder: Path, dim: int, **options: Any) -> Table:
     return Table.create(folder / ASSET, config)
 
 
-def write(path: Path, table: Table, base: Path | None = None, rows: str | None = None) -> None:
+def write(
+    path: Path,
+    table: Table,
+    base: Path | None = None,
+    rows: str | None = None,
+    base_writer: BaseWriter | None = None,
+) -> None:
     """Writes a version of a table: all rows, or what has changed since a version."""
     earlier = None if base is None else Version(base).tables[0]
     facts = table_files.facts_of(table, rows=rows, hash_seed=None if earlier is None else earlier.hash_seed)
@@ -38,12 +45,14 @@ def write(path: Path, table: Table, base: Path | None = None, rows: str | None =
                 files.add_base(facts, scan, show_progress=False)
             else:
                 assert scan.erased is not None
-                files.link(base, earlier)
+                files.link(base, earlier, NO_BASES if base_writer is None else base_writer.bases(earlier))
                 files.add_layer(facts, scan, scan.erased, step=scan.step, most_keys=0)
                 files.merge()
             entry = files.finish("words", facts, step=scan.step, marks=[mark], absent="initial")
             fault_points.reach("tables_ready")
         builder.finish(VersionManifest(id="0", step=scan.step, tables=(entry,), variables=(), versions={}))
+    if base_writer is not None:
+        base_writer.begin(Version(path))
 
 
 def must_equal(path: Path, table: Table) -> ServingTable:

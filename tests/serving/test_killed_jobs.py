@@ -59,7 +59,7 @@ def memory() -> Iterator[str]:
 @pytest.mark.daily_cases(1)
 def test_visible_versions_are_whole(tmp_path: Path, memory: str, kills: int) -> None:
     serve, draw, killed, checked = tmp_path / "serve", random.Random(5), 0, set()
-    points = [*fault_points.EXPORT_POINTS, *fault_points.REMOVAL_POINTS]
+    points = [*fault_points.EXPORT_POINTS, *fault_points.BASE_POINTS, *fault_points.REMOVAL_POINTS]
     run_of: dict[int, int] = {}
     run = 0
     while killed < kills:

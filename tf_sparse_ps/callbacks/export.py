@@ -96,6 +96,8 @@ class Export(_keras.keras.callbacks.Callback):
             )
         if bindings and job.current().rank != WRITER:
             return
+        if self._publisher is not None:  # of a `fit` that an exception has ended
+            self._publisher.close()
         self._publisher = Publisher(
             self.model,
             bindings,
@@ -126,7 +128,7 @@ class Export(_keras.keras.callbacks.Callback):
         self._step = self._updates()
         if self._step != self._published_step:
             self._publish()
-        self._publisher.wait()
+        self._publisher.close()
 
     def _publish(self) -> None:
         assert self._publisher is not None

@@ -15,6 +15,7 @@ from tf_sparse_ps.exporting.table_plan import TablePlan
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.layers.sharded_content import ShardedContent
 from tf_sparse_ps.serving import fault_points, table_files
+from tf_sparse_ps.serving.base_writer import BaseWriter
 from tf_sparse_ps.serving.version import TableEntry, Version
 from tf_sparse_ps.serving.version_builder import TableFiles, VersionBuilder
 from tf_sparse_ps.table import several_tables
@@ -39,7 +40,14 @@ class CapturedTables:
       assets: The names of the tables' files in `assets`.
     """
 
-    def __init__(self, bindings: Sequence[TableBinding], path: Path, base: Version | None, options: Options) -> None:
+    def __init__(
+        self,
+        bindings: Sequence[TableBinding],
+        path: Path,
+        base: Version | None,
+        options: Options,
+        base_writer: BaseWriter | None = None,
+    ) -> None:
         """Checks the options, and compares the tables with those of an earlier version.
 
         Args:
@@ -47,11 +55,12 @@ class CapturedTables:
           path: The folder of the version.
           base: The earlier version, on which the new one builds if it can; or None.
           options: How the tables are exported.
+          base_writer: Writes new bases while versions appear; None: they are written with the version.
 
         Raises:
           InvalidArgumentError: An option has another value.
         """
-        self._path, self._options = path, options
+        self._path, self._options, self._base_writer = path, options, base_writer
         self.step = model_tables.committed_step() if bindings else 0
         self._tables = [_table(binding, base, options) for binding in bindings]
         self.assets = [table.asset for table in self._tables]
@@ -141,7 +150,7 @@ class CapturedTables:
                 self._write_rows(table, files, content, writing)
             self._have_failed_together = False
         elif (scan := self._scans[table.binding.uuid]).erased is not None:
-            facts = table.plan.link(files)
+            facts = table.plan.link(files, self._base_writer)
             files.add_layer(facts, scan, scan.erased, step=self.step, most_keys=0, may_continue=writing.may_continue)
         else:
             self._write_rows(table, files, scan, writing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import warnings
@@ -16,10 +15,9 @@ from tf_sparse_ps.exporting.captured_tables import WRITER, CapturedTables, Optio
 from tf_sparse_ps.exporting.saved_model import ModelGraph, Values
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.serving import fault_points, retention
+from tf_sparse_ps.serving.base_writer import BaseWriter, lower_priority
 from tf_sparse_ps.serving.version import Version, newest, numbered
 from tf_sparse_ps.serving.version_builder import VersionBuilder
-
-_NICENESS = 8  # of the thread: it gets a seventh of a core that training uses
 
 
 class Published(NamedTuple):
@@ -61,6 +59,7 @@ class Publisher:
         self._model, self._bindings, self._directory = model, bindings, directory
         self._keep, self._options, self._signatures = keep, options, signatures
         self._graph: ModelGraph | None = None
+        self._base_writer = BaseWriter(directory)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.published: list[Published] = []
@@ -81,7 +80,7 @@ class Publisher:
         path = self._directory / str(number)
         with contextlib.ExitStack() as within:
             builder = within.enter_context(VersionBuilder(path, f"rank {WRITER}"))
-            tables = CapturedTables(self._bindings, path, self._newest(), self._options)
+            tables = CapturedTables(self._bindings, path, self._newest(), self._options, self._base_writer)
             within.callback(tables.close)
             tables.begin()
             values: Values | None = None
@@ -106,6 +105,11 @@ class Publisher:
                 stacklevel=3,
             )
 
+    def close(self) -> None:
+        """Waits as `wait` does, and ends the writing of new bases."""
+        self.wait()
+        self._base_writer.close()
+
     def _newest(self) -> Version | None:
         try:
             return newest(self._directory)
@@ -121,8 +125,7 @@ class Publisher:
         values: Values | None,
         began: float,
     ) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        lower_priority()
         try:
             with within:
                 if values is not None:
@@ -131,5 +134,6 @@ class Publisher:
                 builder.finish(graph.manifest(tables.step, tables.write(builder, show_progress=False)))
             self.published.append(Published(builder.path, tables.step, time.monotonic() - began))
             retention.prune(self._directory, self._keep)
+            self._base_writer.begin(Version(builder.path))
         except Exception as error:
             self._error = error

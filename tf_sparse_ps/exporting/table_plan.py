@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tf_sparse_ps.serving.base_writer import BaseWriter
 from tf_sparse_ps.serving.serving_table import ServingTable
 from tf_sparse_ps.serving.table_files import TableFacts
 from tf_sparse_ps.serving.version import ASSETS, TableEntry, Version
-from tf_sparse_ps.serving.version_builder import TableFiles
+from tf_sparse_ps.serving.version_builder import NO_BASES, TableFiles
 
 
 class EarlierTable(NamedTuple):
@@ -67,10 +68,17 @@ class TablePlan(NamedTuple):
         entry = self.earlier.entry
         return entry.marks[0] if entry.uuid == self.facts.uuid and entry.marks else None
 
-    def link(self, files: TableFiles) -> TableFacts:
-        """Takes over the files of the earlier version. Returns the facts of a layer above them."""
+    def link(self, files: TableFiles, base_writer: BaseWriter | None = None) -> TableFacts:
+        """Takes over the files of the earlier version, or new bases. Returns the facts of a layer above them.
+
+        Args:
+          files: The files of the table in the new version.
+          base_writer: Writes new bases; None: they are written with the version.
+        """
         assert self.earlier is not None
-        files.link(self.earlier.version.path, self.earlier.entry)
+        entry = self.earlier.entry
+        bases = NO_BASES if base_writer is None else base_writer.bases(entry)
+        files.link(self.earlier.version.path, entry, bases)
         return self.facts._replace(hash_seed=self.earlier.entry.hash_seed, uuid=self.earlier.newest["table_uuid"])
 
     def write_rows(

@@ -5,7 +5,8 @@ Only `load` needs TensorFlow.
 - `serving_table`: `ServingTable`, which looks up rows.
 - `table_files`: writes the files of a table.
 - `version`: the folder of a version and its manifest; `version_builder`: makes one, from one before it.
-- `layer_plan`: which files of a table are merged; `retention`: which versions are removed.
+- `layer_plan`: which files of a table are merged; `base_writer`: merges all of them while versions appear.
+- `retention`: which versions are removed.
 - `follow`, `upload` and `sources`: copies versions from and to elsewhere; `commands`: `tf-sparse-ps follow`.
 - `loaded_model`: `load`, the newest version of a model in TensorFlow.
 """

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 # The points of an export, in order. It reaches `file_ready` for each file that is linked, written or merged.
 EXPORT_POINTS = ("folder_made", "model_saved", "file_ready", "tables_ready", "manifest_written", "synced", "renamed")
+# The point of a new base that is written beside versions.
+BASE_POINTS = ("base_ready",)
 # The points of the removal of a version.
 REMOVAL_POINTS = ("set_aside", "removed")
 
@@ -19,7 +21,7 @@ _act: Callable[[str], None] = _nothing
 
 def reach(point: str) -> None:
     """Does what tests have set for a point."""
-    assert point in (*EXPORT_POINTS, *REMOVAL_POINTS), point
+    assert point in (*EXPORT_POINTS, *BASE_POINTS, *REMOVAL_POINTS), point
     _act(point)
 
 

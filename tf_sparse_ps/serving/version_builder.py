@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.folders import Folder, Trust, remove_folder, sync_file, sync_folder
@@ -32,7 +32,7 @@ from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.path_claim import claimed
 from tf_sparse_ps.table.scan import Block
 
-_SUFFIX = ".serving"
+SUFFIX = ".serving"
 
 
 class VersionBuilder:
@@ -110,8 +110,27 @@ class VersionBuilder:
 
     def _others(self) -> Iterator[OtherFile]:
         for path in sorted(self.folder.rglob("*")):
-            if path.is_file() and path.suffix != _SUFFIX:
+            if path.is_file() and path.suffix != SUFFIX:
                 yield other_file(path.relative_to(self.folder).as_posix(), path.read_bytes())
+
+
+class Bases(NamedTuple):
+    """How a table in a new version gets a new base."""
+
+    new: Path | None = None
+    """A file that takes the place of the oldest files."""
+    replaced: int = 1
+    """The number of files that it replaces. Without it: the number of files that one will replace, and the base."""
+    are_written_apart: bool = True
+    """Whether a `BaseWriter` writes bases; if not, they are written with the version."""
+
+    @property
+    def unchanged(self) -> int:
+        """The number of files, from the base on, that are not merged to layers."""
+        return self.replaced if self.new is None else 1
+
+
+NO_BASES = Bases(are_written_apart=False)
 
 
 class TableFiles:
@@ -128,6 +147,7 @@ class TableFiles:
         self.files: list[FileEntry] = []
         self.sequence = 0
         self._hash_seed = 0
+        self._bases = NO_BASES
 
     def add_base(
         self,
@@ -142,11 +162,21 @@ class TableFiles:
         table_files.write_base(path, facts, content, show_progress=show_progress, may_continue=may_continue)
         self.files, self._hash_seed = [self._entry(path)], facts.hash_seed
 
-    def link(self, version: Path, table: TableEntry) -> None:
-        """Takes over the files of a table of an earlier version, by hard links, or by copies to another file system."""
-        for entry in table.files:
-            target = self._version / TABLES / self._asset / Path(entry.path).name
-            link(version / entry.path, target)
+    def link(self, version: Path, table: TableEntry, bases: Bases = NO_BASES) -> None:
+        """Takes over the files of a table of an earlier version, by hard links, or by copies to another file system.
+
+        Args:
+          version: The folder of the earlier version.
+          table: The table in it.
+          bases: A new base, which takes the place of the oldest files.
+        """
+        paths = [version / entry.path for entry in table.files]
+        if bases.new is not None:
+            paths[-bases.replaced :] = [bases.new]
+        self._bases = bases
+        for path in paths:
+            target = self._version / TABLES / self._asset / path.name
+            link(path, target)
             self.files.append(self._entry(target))
         self.sequence, self._hash_seed = table.sequence, table.hash_seed
 
@@ -204,7 +234,11 @@ class TableFiles:
     def merge(self, may_continue: Callable[[], None] = lambda: None) -> None:
         """Merges files if there are too many, or if the layers are large beside the base."""
         sizes = [entry.bytes for entry in self.files]
-        chosen = (0, len(sizes)) if layer_plan.needs_base(sizes) else layer_plan.to_merge(sizes)
+        most_of_base = layer_plan.OVERDUE if self._bases.are_written_apart else layer_plan.MOST_OF_BASE
+        if layer_plan.needs_base(sizes, most_of_base):
+            chosen: tuple[int, int] | None = (0, len(sizes))
+        else:
+            chosen = layer_plan.to_merge(sizes, self._bases.unchanged)
         if chosen is None:
             return
         begin, end = chosen
@@ -236,7 +270,7 @@ class TableFiles:
 
     def _new_path(self, name: str) -> Path:
         # Versions that do not know of each other may be next to each other.
-        return self._version / TABLES / self._asset / f"{name}-{secrets.token_hex(4)}{_SUFFIX}"
+        return self._version / TABLES / self._asset / f"{name}-{secrets.token_hex(4)}{SUFFIX}"
 
     def _path(self, entry: FileEntry) -> str:
         return os.fspath(self._version / entry.path)
@@ -255,7 +289,7 @@ def publish_folder(folder: Path, path: Path) -> None:
     """
     for inner, _, names in os.walk(folder):
         for name in names:
-            if not name.endswith(_SUFFIX):  # these were synced when they were written
+            if not name.endswith(SUFFIX):  # these were synced when they were written
                 sync_file(Path(inner, name))
         sync_folder(inner)
     fault_points.reach("synced")
