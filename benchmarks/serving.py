@@ -43,6 +43,7 @@ class _Rows:
     """Rows of keys, made as they are read."""
 
     step = 1
+    erased = np.empty(0, np.int64)
 
     def __init__(self, keys: Any, dim: int) -> None:
         self._keys, self._dim = keys, dim
@@ -79,7 +80,7 @@ def _write(path: Path, rows: int, dim: int, stored: str, layers: int = 0) -> str
             for layer in range(layers):
                 keys = np.random.default_rng(layer).choice(rows, rows // 100, replace=False)
                 content = _Rows(keys, dim)
-                files.add_layer(facts, content, np.empty(0, np.int64), step=1, most_keys=len(keys))
+                files.add_layer(facts, content)
             entry = files.finish("t", facts, step=1, marks=[], absent="initial")
             builder.finish(VersionManifest(id="0", step=1, tables=(entry,), variables=(), versions={}))
     asset = os.fspath(path / "assets/t")

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_sparse_ps as tsps
 from tf_sparse_ps import callbacks
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.callbacks import checkpoint as checkpoint_callback
+from tf_sparse_ps.callbacks import rank_clock
 from tf_sparse_ps.checkpoints import array_file, commands, fault_points, manifest, stored_checkpoint, tables, variables
 from tf_sparse_ps.checkpoints.resumable import ResumableDataset
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
@@ -368,7 +368,7 @@ def test_the_first_checkpoint_must_work(tmp_path: Path) -> None:
 
 def test_ranks_save_when_time_has_passed_on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     time = [100.0]
-    monkeypatch.setattr(checkpoint_callback.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr(rank_clock.time, "monotonic", lambda: time[0])
 
     class Ranks:
         asked = 0
@@ -378,7 +378,7 @@ def test_ranks_save_when_time_has_passed_on_rank_0(monkeypatch: pytest.MonkeyPat
             return value
 
     ranks = Ranks()
-    clock = checkpoint_callback._Clock(60.0, ranks, updates=7)  # type: ignore[arg-type]
+    clock = rank_clock.RankClock(60.0, ranks, 7, "test.clock")  # type: ignore[arg-type]
     saved = []
     for n_updates in range(8, 2008):
         time[0] += 0.25

@@ -46,7 +46,7 @@ def write(
             else:
                 assert scan.erased is not None
                 files.link(base, earlier, NO_BASES if base_writer is None else base_writer.bases(earlier))
-                files.add_layer(facts, scan, scan.erased, step=scan.step, most_keys=0)
+                files.add_layer(facts, scan)
                 files.merge()
             entry = files.finish("words", facts, step=scan.step, marks=[mark], absent="initial")
             fault_points.reach("tables_ready")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps._compat import _keras, _keras_fit, _tensorflow
+from tf_sparse_ps.callbacks.rank_clock import RankClock
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
 from tf_sparse_ps.checkpoints.checkpointer import check_arguments
 from tf_sparse_ps.checkpoints.fit_checkpointer import FitCheckpointer
@@ -104,7 +103,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         self._resumable: ResumableDataset | None = None
         self._checkpointer: FitCheckpointer | None = None
         self._updates_seen = 0  # when `_is_time` was last called
-        self._clock: _Clock | None = None
+        self._clock: RankClock | None = None
         self._batches: int | None = None  # of this epoch
         self._passes_before = 0  # passes over the dataset that had begun before this epoch
         self._save_is_due = False  # to be made when the epoch has ended
@@ -161,7 +160,9 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             self._go_to_next_batch()
         self._updates_seen, self._save_is_due = self._updates(), False
         if self._every_seconds is not None:
-            self._clock = _Clock(self._every_seconds, self._checkpointer.ranks, self._updates_seen)
+            self._clock = RankClock(
+                self._every_seconds, self._checkpointer.ranks, self._updates_seen, "tsps.checkpoint.clock"
+            )
         epochs = self.params.get("epochs") or 0
         first_epoch = self._position.epoch
         # In mid-epoch what others do when it begins is done, and is in the checkpoint.
@@ -303,48 +304,6 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             )
         if not has_more:
             self._position.end_epoch()
-
-
-class _Clock:
-    """Decides, alike on all ranks, when a time has passed on rank 0.
-
-    Asking rank 0 at each step would cost a collective per step. So the ranks agree each time on the step at which they
-    ask next: after half of the time that is left, by the duration of the last steps.
-    """
-
-    def __init__(self, seconds: float, ranks: collectives_lib.Collectives, updates: int) -> None:
-        """Starts the clock.
-
-        Args:
-          seconds: The time.
-          ranks: The job's collectives.
-          updates: The updates that the optimizer has made so far, the same on all ranks.
-        """
-        self._seconds, self._ranks = seconds, ranks
-        self._last_due_at = time.monotonic()
-        self._asked_after, self._asked_at = updates, self._last_due_at
-        self._ask_after = updates + 1
-
-    def is_time(self, updates: int) -> bool:
-        """Returns whether the time has passed since it last returned True. Every rank calls it after each step.
-
-        Args:
-          updates: The updates that the optimizer has made so far, the same on all ranks.
-        """
-        if updates < self._ask_after:
-            return False
-        now = time.monotonic()
-        is_due = now - self._last_due_at >= self._seconds
-        seconds_per_step = (now - self._asked_at) / max(updates - self._asked_after, 1)
-        seconds_left = self._seconds - (0.0 if is_due else now - self._last_due_at)
-        # Halfway there at most, and never much longer than it was between the last two times.
-        most_steps = min(2 * max(updates - self._asked_after, 1), 1000)
-        steps = int(min(max(seconds_left / 2 / max(seconds_per_step, 1e-9), 1), most_steps))
-        is_due, steps = self._ranks.broadcast_object((is_due, steps), 0, "tsps.checkpoint.clock")
-        self._asked_after, self._asked_at, self._ask_after = updates, now, updates + steps
-        if is_due:
-            self._last_due_at = now
-        return bool(is_due)
 
 
 def _refuse_combinations(model: Any, callbacks: Sequence[Any]) -> None:

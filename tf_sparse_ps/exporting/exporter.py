@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tf_sparse_ps import job
@@ -13,8 +12,9 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import tables as model_tables
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 from tf_sparse_ps.exporting import plain_model
-from tf_sparse_ps.exporting.captured_tables import WRITER, CapturedTables, Options
+from tf_sparse_ps.exporting.captured_tables import CapturedTables, Options
 from tf_sparse_ps.exporting.saved_model import ModelGraph
+from tf_sparse_ps.exporting.shard_collection import WRITER, ShardCollection
 from tf_sparse_ps.node import activity
 from tf_sparse_ps.serving import fault_points
 from tf_sparse_ps.serving.version import Version
@@ -84,17 +84,17 @@ def export(
             builder.finish_without_manifest()
         return folder
     with activity.doing(f"exporting to {folder}"):
-        earlier = None if base is None else Version(base)
-        tables = CapturedTables(bindings, Path(folder), earlier, Options(rows, absent, diff))
+        shards = ShardCollection(bindings, f"exporting to {folder}")
         if rank != WRITER:
-            tables.send_shards()
+            shards.send()
             return folder
-        with (
-            contextlib.closing(tables),
-            tables.telling_others(),
-            VersionBuilder(folder, f"rank {WRITER}") as builder,
-        ):
-            tables.begin()
+        with contextlib.ExitStack() as within:
+            within.enter_context(shards.telling_others())
+            earlier = None if base is None else Version(base)
+            tables = CapturedTables(bindings, earlier, Options(rows, absent, diff), shards=shards)
+            within.callback(tables.close)
+            builder = within.enter_context(VersionBuilder(folder, f"rank {WRITER}"))
+            tables.begin(builder)
             graph = ModelGraph.write(model, builder.folder, signatures, tables.assets)
             fault_points.reach("model_saved")
             builder.finish(graph.manifest(tables.step, tables.write(builder)))

@@ -10,14 +10,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tf_sparse_ps.errors import TableError
-from tf_sparse_ps.exporting.captured_tables import WRITER, CapturedTables, Options
+from tf_sparse_ps.errors import StateError, TableError, UnavailableError, WriterLockedError
+from tf_sparse_ps.exporting.captured_tables import CapturedTables, Options
 from tf_sparse_ps.exporting.saved_model import ModelGraph, Values
+from tf_sparse_ps.exporting.shard_collection import WRITER, ShardCollection
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.serving import fault_points, retention
 from tf_sparse_ps.serving.base_writer import BaseWriter, lower_priority
 from tf_sparse_ps.serving.version import Version, newest, numbered
 from tf_sparse_ps.serving.version_builder import VersionBuilder
+
+CALL = "publishing a version"
+# Errors that may be gone when the next version is due.
+_PASSING = (OSError, StateError, UnavailableError, WriterLockedError)
+
+
+class ShardSender:
+    """The part of a rank that does not write, if tables are sharded."""
+
+    def __init__(self, bindings: Sequence[TableBinding]) -> None:
+        """Sends nothing yet. `bindings`: the tables of the model."""
+        self._bindings = bindings
+
+    def begin(self) -> None:
+        """Sends the rows of this node's shards to the rank that writes."""
+        with contextlib.suppress(*_PASSING):  # the rank that writes warns
+            ShardCollection(self._bindings, CALL).send()
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class Published(NamedTuple):
@@ -72,17 +93,28 @@ class Publisher:
     def begin(self) -> None:
         """Captures the model as it is, and begins to write a version. Call it between two steps, if none is written.
 
-        The first call traces the model, which takes longer.
+        If tables are sharded, all other ranks call `ShardSender.begin` meanwhile. The first call traces the model,
+        which takes longer.
         """
         self.wait()
+        try:
+            self._begin()
+        except _PASSING as error:
+            self._error = error
+            self.wait()
+
+    def _begin(self) -> None:
         began = time.monotonic()
-        number = max((number for number, _ in numbered(self._directory)), default=0) + 1
-        path = self._directory / str(number)
+        shards = ShardCollection(self._bindings, CALL)
         with contextlib.ExitStack() as within:
-            builder = within.enter_context(VersionBuilder(path, f"rank {WRITER}"))
-            tables = CapturedTables(self._bindings, path, self._newest(), self._options, self._base_writer)
-            within.callback(tables.close)
-            tables.begin()
+            with shards.telling_others():
+                number = max((number for number, _ in numbered(self._directory)), default=0) + 1
+                builder = within.enter_context(VersionBuilder(self._directory / str(number), f"rank {WRITER}"))
+                tables = CapturedTables(
+                    self._bindings, self._newest(), self._options, shards=shards, base_writer=self._base_writer
+                )
+                within.callback(tables.close)
+                tables.begin(builder)
             values: Values | None = None
             if self._graph is None:
                 self._graph = ModelGraph.write(self._model, builder.folder, self._signatures, tables.assets)

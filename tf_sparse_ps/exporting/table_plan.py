@@ -61,12 +61,33 @@ class TablePlan(NamedTuple):
         earlier = _find(base, asset)
         return cls(facts, earlier, None if earlier is None else earlier.reason_against_layers(facts, absent))
 
-    def since(self) -> str | None:
-        """Returns the mark of the state that the earlier version has; None: what was written since is not known."""
-        if self.earlier is None or self.reason is not None:
-            return None
-        entry = self.earlier.entry
-        return entry.marks[0] if entry.uuid == self.facts.uuid and entry.marks else None
+    def since(self, parts: int) -> list[str | None]:
+        """Returns the marks of the state that the earlier version has; None: what was written since is not known.
+
+        Args:
+          parts: The number of nodes that have a part of the table.
+        """
+        marks: list[str | None] = []
+        if self.earlier is not None and self.reason is None and self.earlier.entry.uuid == self.facts.uuid:
+            marks = list(self.earlier.entry.marks)
+        return marks if len(marks) == parts else [None] * parts
+
+    def facts_of_file(self, *, has_changes: bool, diff: bool) -> TableFacts:
+        """Returns the facts of the file that is written.
+
+        Args:
+          has_changes: Whether it is written of what has changed since the earlier version.
+          diff: The argument of `write_rows`.
+        """
+        return self._facts_of_layer() if has_changes or self._compares(diff) else self.facts
+
+    def _compares(self, diff: bool) -> bool:
+        """Whether all rows are compared with the earlier version's."""
+        return diff and self.earlier is not None and self.reason is None
+
+    def _facts_of_layer(self) -> TableFacts:
+        assert self.earlier is not None
+        return self.facts._replace(hash_seed=self.earlier.entry.hash_seed, uuid=self.earlier.newest["table_uuid"])
 
     def link(self, files: TableFiles, base_writer: BaseWriter | None = None) -> TableFacts:
         """Takes over the files of the earlier version, or new bases. Returns the facts of a layer above them.
@@ -79,7 +100,7 @@ class TablePlan(NamedTuple):
         entry = self.earlier.entry
         bases = NO_BASES if base_writer is None else base_writer.bases(entry)
         files.link(self.earlier.version.path, entry, bases)
-        return self.facts._replace(hash_seed=self.earlier.entry.hash_seed, uuid=self.earlier.newest["table_uuid"])
+        return self._facts_of_layer()
 
     def write_rows(
         self,
@@ -87,6 +108,7 @@ class TablePlan(NamedTuple):
         content: Any,
         *,
         diff: bool,
+        base_writer: BaseWriter | None = None,
         show_progress: bool = True,
         may_continue: Callable[[], None] = lambda: None,
     ) -> None:
@@ -96,9 +118,10 @@ class TablePlan(NamedTuple):
           files: The files of the table in the new version.
           content, show_progress, may_continue: As for `table_files.write_base`.
           diff: Whether to write what differs, if the table can have layers above the earlier version.
+          base_writer: As for `link`.
         """
-        if diff and self.earlier is not None and self.reason is None:
-            facts = self.link(files)
+        if self._compares(diff):
+            facts = self.link(files, base_writer)
             files.add_difference(facts, content, show_progress=show_progress, may_continue=may_continue)
             return
         if self.earlier is not None:

@@ -1,4 +1,4 @@
-"""`ShardedContent`: all rows of a sharded table, sent between the ranks in chunks.
+"""`ShardedContent`: the rows of a sharded table, sent between the ranks in chunks.
 
 All ranks iterate together. The leader of each node reads its shard and sends it, one node after another. In addition to
 the rows that it keeps, a rank needs memory for a few chunks only. Before each chunk, all ranks learn whether one of
@@ -31,15 +31,18 @@ _SMALLEST = 1 << 12
 
 
 class ShardedContent:
-    """All rows of a table, at one step. Iterate to the end, once, within its `with` block.
+    """The rows of a table, at one step: all, or those that have changed. Iterate to the end, once, in its `with` block.
 
     Attributes:
       step: The step of the rows.
+      erased: The keys that were erased since the marks, int64[m]. None: these are all rows.
       optimizer: The optimizer of the slots, as the core describes it.
       trained_by: The identity of the optimizer that made the slots, 0 if it is unknown, and its number of steps.
     """
 
-    def __init__(self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None) -> None:
+    def __init__(
+        self, binding: TableBinding, call: str, *, slots: bool, to: int | None = None, since: str | None = None
+    ) -> None:
         """Begins the iteration. Every rank calls it.
 
         Args:
@@ -47,6 +50,8 @@ class ShardedContent:
           call: The operation, for messages. Ranks compare it.
           slots: Whether the blocks contain the slots.
           to: The rank that receives the rows; None: all ranks. Other ranks iterate, too, but get no blocks.
+          since: On a leader, a mark of its node's shard. If all leaders give one, and all shards know what has changed
+            since, the rows are those that have changed.
 
         Raises:
           ValueError: Ranks make different operations.
@@ -60,9 +65,16 @@ class ShardedContent:
         call = f"{call} of table {binding.ordinal} ('{binding.config.name}')"
         facts = {"call": call, "slots": str(slots), "receiver": str(to)}
         try:
-            everyone = all_or_none(self._ranks, lambda: (facts, self._begin()), call, "tsps.content.begin")
+            everyone = all_or_none(self._ranks, lambda: (facts, self._begin(since)), call, "tsps.content.begin")
             must_agree([facts for facts, _ in everyone])
             shards = [everyone[leader][1] for leader in self._job.leaders]
+            erased = [shard["erased"] for shard in shards]
+            if any(keys is None for keys in erased) and any(keys is not None for keys in erased):
+                everyone = all_or_none(
+                    self._ranks, lambda: (facts, self._begin(None)), call, "tsps.content.begin_with_all"
+                )
+                shards = [everyone[leader][1] for leader in self._job.leaders]
+                erased = [None]
             if any(shard[name] != shards[0][name] for shard in shards for name in ("step", "optimizer", "trained_by")):
                 raise StateError(
                     f"{call}: the shards of the nodes differ in step or optimizer. Restore a checkpoint. Received: "
@@ -73,18 +85,26 @@ class ShardedContent:
             raise
         self._rows = [int(shard["rows"]) for shard in shards]
         self._call = call
+        self.erased = None if erased[0] is None else np.concatenate(erased)
         self.step, self.optimizer = int(shards[0]["step"]), dict(shards[0]["optimizer"])
         self.trained_by: tuple[int, int] = shards[0]["trained_by"]
         dim = binding.config.dim
         self._widths = [dim, *(_table.slot_widths(self.optimizer["kind"], dim) if slots else [])]
         self._record = 8 + 4 * sum(self._widths)
 
-    def _begin(self) -> dict[str, Any]:
+    def _begin(self, since: str | None) -> dict[str, Any]:
         """Opens the scan of this node's shard on its leader, and describes it for the other ranks."""
         if not self._job.is_leader:
             return {}
-        self._scan = scan = self._binding.reader().scan(slots=self._slots)
-        return {"rows": len(scan), "step": scan.step, "optimizer": scan.optimizer, "trained_by": scan.trained_by}
+        self._close()
+        self._scan = scan = self._binding.reader().scan(slots=self._slots, since=since)
+        return {
+            "rows": len(scan),
+            "step": scan.step,
+            "optimizer": scan.optimizer,
+            "trained_by": scan.trained_by,
+            "erased": scan.erased,
+        }
 
     @property
     def receives(self) -> bool:
@@ -92,7 +112,7 @@ class ShardedContent:
         return self._to in (None, self._ranks.rank)
 
     def __len__(self) -> int:
-        """Returns the number of rows of the table."""
+        """Returns the number of rows of the table, also if only some of them have changed."""
         return sum(self._rows)
 
     def __iter__(self) -> Iterator[Block]:
@@ -116,7 +136,7 @@ class ShardedContent:
                 received = self._send(packed, n * self._record, leader)
                 if self.receives:
                     yield self._unpack(received, n)
-            if left:
+            if left and self.erased is None:
                 self._agree(StateError(f"table {self._binding.path} has fewer rows than its scan began with"))
         self._agree(None)
         self._finished = True

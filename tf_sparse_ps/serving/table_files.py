@@ -148,6 +148,37 @@ class _Progress:
         self._written = keys
 
 
+class CollectedRows:
+    """Rows that were collected on the disk, sorted as a file has them. A file may be written of them in another thread.
+
+    Attributes:
+      step: The step of the rows.
+      erased: Keys that were erased, int64[m]. None: these are all rows of the table.
+    """
+
+    def __init__(self, facts: TableFacts, folder: Path, *, most_keys: int, step: int, erased: Keys | None) -> None:
+        """Collects no rows yet.
+
+        Args:
+          facts: The table.
+          folder: A folder for temporary data.
+          most_keys: About how many keys there will be.
+          step, erased: See the attributes.
+        """
+        self.step, self.erased = step, erased
+        self.sorted = _rows_of(facts, most_keys + (0 if erased is None else len(erased)), folder)
+        if erased is not None:
+            self.sorted.erase(erased)
+
+    def __len__(self) -> int:
+        """Returns the number of rows and erased keys."""
+        return len(self.sorted)
+
+    def add(self, block: Block) -> None:
+        """Adds rows."""
+        self.sorted.add(block.keys, block.rows)
+
+
 def write_base(
     path: Path,
     facts: TableFacts,
@@ -162,7 +193,8 @@ def write_base(
     Args:
       path: The file, which must not exist. Its folder also gets temporary data.
       facts: The table.
-      content: A `Scan`, or an object with its methods `__len__` and `__iter__` and its attribute `step`.
+      content: A `Scan`, `CollectedRows`, or an object with the methods `__len__` and `__iter__` of a `Scan`, and its
+        attribute `step`.
       sequence: The number of the export.
       show_progress: Whether to show a progress bar if the call takes longer than two seconds.
       may_continue: Called again and again. An error that it raises ends the writing.
@@ -173,20 +205,20 @@ def write_base(
     """
     with bar(2 * len(content), f"export {facts.name}", show=show_progress) as progress_bar:
         progress = _Progress(progress_bar, may_continue)
-        rows = _rows_of(facts, len(content), path.parent)
-        _add(rows, content, progress.read)
+        if isinstance(content, CollectedRows):
+            rows = content.sorted
+        else:
+            rows = _rows_of(facts, len(content), path.parent)
+            _add(rows, content, progress.read)
         rows.write_base(os.fspath(path), facts.for_core(content.step, (0, sequence)), progress.wrote)
 
 
 def write_layer(
     path: Path,
     facts: TableFacts,
-    written: Iterable[Block],
-    erased: Keys,
+    changes: Any,
     older: Sequence[str],
     *,
-    step: int,
-    most_keys: int,
     sequence: int,
     may_continue: Callable[[], None] = lambda: None,
 ) -> int:
@@ -195,24 +227,25 @@ def write_layer(
     Args:
       path: The file, which must not exist.
       facts: The table.
-      written: The rows, as a `Scan` or an iterable of blocks.
-      erased: Keys that were erased, and of which no row is in `written` unless it was made again since.
+      changes: The rows and the erased keys, as a `Scan` since a mark, `CollectedRows`, or an object like a `Scan`. A
+        key that is among both was made again.
       older: The layers under it, newest first.
-      step: The step of the rows.
-      most_keys: About how many keys there are.
       sequence: The number of the export.
       may_continue: As for `write_base`.
 
     Returns:
       The number of keys. 0: nothing has changed, and no file was written.
     """
-    rows = _rows_of(facts, most_keys + len(erased), path.parent)
-    rows.erase(erased)  # first: of a key that is added twice, the last counts
     with bar(0, f"export changes of {facts.name}", show=False) as progress_bar:
         progress = _Progress(progress_bar, may_continue)
-        _add(rows, written, progress.read)
+        if isinstance(changes, CollectedRows):
+            rows = changes.sorted
+        else:
+            rows = _rows_of(facts, len(changes.erased), path.parent)
+            rows.erase(changes.erased)  # first: of a key that is added twice, the last counts
+            _add(rows, changes, progress.read)
         if len(rows):
-            facts_of_file = facts.for_core(step, (sequence, sequence))
+            facts_of_file = facts.for_core(changes.step, (sequence, sequence))
             rows.write_layer(os.fspath(path), facts_of_file, list(older), progress.wrote)
     return len(rows)
 

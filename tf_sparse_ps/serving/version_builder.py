@@ -8,7 +8,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -28,9 +28,7 @@ from tf_sparse_ps.serving.version import (
     check_new,
     other_file,
 )
-from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.path_claim import claimed
-from tf_sparse_ps.table.scan import Block
 
 SUFFIX = ".serving"
 
@@ -86,8 +84,13 @@ class VersionBuilder:
 
     def new_table(self, asset: str) -> TableFiles:
         """Returns the files of a table, which are none yet. `asset`: the name of the table in `assets`."""
-        os.makedirs(self.folder / TABLES / asset)
-        return TableFiles(self.folder, asset)
+        return TableFiles(self.table_folder(asset), self.folder, asset)
+
+    def table_folder(self, asset: str) -> Path:
+        """Returns the folder for the files of a table, which may also have temporary data."""
+        folder = self.folder / TABLES / asset
+        os.makedirs(folder, exist_ok=True)
+        return folder
 
     def finish(self, manifest: VersionManifest) -> None:
         """Makes the folder a version. All files are on the disk before it appears.
@@ -141,9 +144,9 @@ class TableFiles:
       sequence: The number of the last export that has changed them.
     """
 
-    def __init__(self, version: Path, asset: str) -> None:
+    def __init__(self, folder: Path, version: Path, asset: str) -> None:
         """Callers use `VersionBuilder.new_table`."""
-        self._version, self._asset = version, asset
+        self._folder, self._version, self._asset = folder, version, asset
         self.files: list[FileEntry] = []
         self.sequence = 0
         self._hash_seed = 0
@@ -175,7 +178,7 @@ class TableFiles:
             paths[-bases.replaced :] = [bases.new]
         self._bases = bases
         for path in paths:
-            target = self._version / TABLES / self._asset / path.name
+            target = self._folder / path.name
             link(path, target)
             self.files.append(self._entry(target))
         self.sequence, self._hash_seed = table.sequence, table.hash_seed
@@ -183,11 +186,8 @@ class TableFiles:
     def add_layer(
         self,
         facts: TableFacts,
-        written: Iterable[Block],
-        erased: Keys,
+        changes: Any,
         *,
-        step: int,
-        most_keys: int,
         may_continue: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes a layer above the files, unless nothing has changed. See `table_files.write_layer`."""
@@ -195,11 +195,8 @@ class TableFiles:
         n = table_files.write_layer(
             path,
             facts,
-            written,
-            erased,
+            changes,
             [self._path(entry) for entry in self.files[:-1]],
-            step=step,
-            most_keys=most_keys,
             sequence=self.sequence + 1,
             may_continue=may_continue,
         )
@@ -270,7 +267,7 @@ class TableFiles:
 
     def _new_path(self, name: str) -> Path:
         # Versions that do not know of each other may be next to each other.
-        return self._version / TABLES / self._asset / f"{name}-{secrets.token_hex(4)}{SUFFIX}"
+        return self._folder / f"{name}-{secrets.token_hex(4)}{SUFFIX}"
 
     def _path(self, entry: FileEntry) -> str:
         return os.fspath(self._version / entry.path)
