@@ -222,6 +222,22 @@ def exports(rank: Any) -> None:
     np.testing.assert_allclose(loaded.serve(tf.constant(IDS[0])), expected, rtol=1e-5)
 
 
+@works("layers", "`tsps.export`, `callbacks.Export`, `tsps.serving.load`")
+def served_versions(rank: Any) -> None:
+    for input_dim in (ROWS, None):
+        ours = _trained(rank, input_dim)
+        folder = rank.folder / f"serve-{input_dim}"
+        fit(ours, rank.rank, epochs=1, callbacks=[tsps.callbacks.Export(folder, every_steps=2)])
+        rank.ranks.barrier("matrix.published")
+        served = tsps.serving.load(folder)
+        np.testing.assert_allclose(np.asarray(served(IDS[0])), ours.predict(IDS[0], verbose=0), rtol=1e-5)
+        again = _of_rank_0(rank, f"again-{input_dim}", lambda path, ours=ours: tsps.export(ours, path))
+        reader = ours.get_layer("words").bindings[0].reader()
+        keys = reader.keys()
+        for path in (served.path, again):
+            np.testing.assert_array_equal(tsps.ServingTable.open(path).lookup(keys), reader.lookup(keys))
+
+
 @works("layers", 'Keras 2 `model.save("folder")` (SavedModel)', keras=2)
 def saved_models_of_keras_2(rank: Any) -> None:
     ours = _trained(rank)

@@ -81,6 +81,29 @@ def test_each_version_has_one_step(tmp_path: Path, rows: str | None) -> None:
         assert sorted(os.listdir(tmp_path)) == ["6", "7"]
 
 
+@pytest.mark.parametrize("kind", ["tiered", "cached", "evicting", "buckets"])
+def test_other_kinds_of_tables_and_schedules(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {
+        "tiered": {"storage": tsps.Tiered(tmp_path / "disk", 2 << 20)},
+        "cached": {"cache": tsps.DeviceCache(rows=512)},
+        "evicting": {"eviction": tsps.Eviction(max_rows=1000)},
+        "buckets": {},
+    }[kind]
+    model, layer = make_model(**options)
+    if kind == "buckets":
+        schedule = tsps.schedules.TimedBuckets(profile_steps=4)
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.5), schedule=schedule), "mse")
+    fit(model, [tsps.callbacks.Export(tmp_path / "serve", every_steps=5, keep=100)])
+    assert numbers(tmp_path / "serve") == [1, 2, 3, 4, 5]
+    must_equal(tmp_path / "serve/5", model, layer)
+    # The last version, built on those before, has the rows of a version that is built on none.
+    tsps.export(model, tmp_path / "again")
+    keys = np.sort(layer.bindings[0].reader().keys())
+    layered, again = (ServingTable.open(tmp_path / name) for name in ("serve/5", "again"))
+    np.testing.assert_array_equal(layered.lookup(keys), again.lookup(keys))
+    assert sum(map(len, layered.key_parts())) == sum(map(len, again.key_parts())) == len(keys)
+
+
 def test_versions_follow_the_clock(tmp_path: Path) -> None:
     model, layer = make_model()
     export = tsps.callbacks.Export(tmp_path, every_seconds=0.001)
