@@ -161,10 +161,22 @@ void DeviceCaches::Remove(int64_t number) {
   const auto entry = caches_.find(number);
   if (entry == caches_.end()) return;
   entry->second->queue().Close();
+  removed_.looked_up += entry->second->looked_up;
+  removed_.missed += entry->second->missed;
   caches_.erase(entry);
   for (auto note = notes_.begin(); note != notes_.end();) {
     note = note->second.expired() ? notes_.erase(note) : std::next(note);
   }
+}
+
+DeviceCaches::Totals DeviceCaches::totals() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Totals totals = removed_;
+  for (const auto& [number, cache] : caches_) {
+    totals.looked_up += cache->looked_up;
+    totals.missed += cache->missed;
+  }
+  return totals;
 }
 
 }  // namespace tsps

@@ -114,6 +114,12 @@ class DeviceCaches {
   Result<std::shared_ptr<DeviceCache>> Of(const KernelContext& context, int input);
   void Remove(int64_t number);
 
+  // The counters of all caches since the process began.
+  struct Totals {
+    uint64_t looked_up = 0, missed = 0;
+  };
+  Totals totals();
+
  private:
   DeviceCaches() = default;
 
@@ -121,6 +127,7 @@ class DeviceCaches {
   std::map<int64_t, std::shared_ptr<DeviceCache>> caches_;
   std::map<std::string, std::weak_ptr<NewerNote>> notes_;  // by table
   int64_t next_ = 1;
+  Totals removed_;  // of caches that were removed
 };
 
 }  // namespace tsps

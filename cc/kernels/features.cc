@@ -98,6 +98,13 @@ Status UniqueKeys::Dedupe(const KernelContext& context, const Features& features
   for (size_t t = 0; t < tables; ++t) {
     TSPS_RETURN_IF_ERROR(context.OutputVector(keys + static_cast<int>(t), keys_[t]));
   }
+  size_t n_ids = 0, n_unique = 0;
+  for (size_t t = 0; t < tables; ++t) {
+    n_ids += counts[t];
+    n_unique += keys_[t].size();
+  }
+  LookupCounters::OfProcess().Add(n_ids);
+  LookupCounters::OfProcess().AddTrained(n_ids, n_unique);
   return Status();
 }
 

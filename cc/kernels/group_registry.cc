@@ -164,6 +164,7 @@ std::shared_ptr<NodeExchange> OpenGroup::exchange() {
 }
 
 void OpenGroup::ShowStep(int64_t step) {
+  counter_page_.Show(*this);
   const std::unique_lock<std::mutex> lock(exchange_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   if (const std::shared_ptr<NodeExchange> joined = exchange()) joined->SetStep(step);

@@ -20,6 +20,7 @@
 #include "core/group/group.h"
 #include "core/serving/serving_table.h"
 #include "core/wire/wire_buffers.h"
+#include "kernels/counter_page.h"
 #include "kernels/row_pulls.h"
 #include "kernels/tensors.h"
 
@@ -72,6 +73,8 @@ class OpenGroup {
   // Publishes the step that this process is making to the other ranks of the node, if it has joined
   // their exchange.
   void ShowStep(int64_t step);
+  // Returns the page that shows the counters of this process.
+  CounterPage& counter_page() { return counter_page_; }
   // Releases the writer lock and ends waits. Handles that ops still have can read on.
   void Close();
   // Set by Close(). Waits poll it.
@@ -91,6 +94,7 @@ class OpenGroup {
   std::shared_ptr<NodeExchange> exchange_;
   WireBuffers received_;
   RowPulls pulls_;
+  CounterPage counter_page_;
   std::atomic<bool> objects_{false}, has_objection_{false};
   std::mutex objection_mutex_;
   Status objection_;
@@ -110,6 +114,11 @@ struct TableHandle {
     return served != nullptr ? served->path() : group().path() + "/" + config().name;
   }
 };
+
+// Shows the counters of this process, if the tables are in a group.
+inline void ShowCounters(const std::vector<TableHandle>& tables) {
+  if (OpenGroup* const owner = tables.front().owner.get()) owner->counter_page().Show(*owner);
+}
 
 // Thread-safe.
 class GroupRegistry {

@@ -72,6 +72,7 @@ class FunctionKernel {
 
 // Each registers the kernels of one file. registration.cc calls them when the library is loaded.
 void RegisterLookupKernels();
+void RegisterCounterKernels();
 void RegisterPooledKernels();
 void RegisterRowsKernels();
 void RegisterReduceKernels();

@@ -51,6 +51,7 @@ class LookupKernel {
       }
     }));
     unique.Remember(*tables, gathers);
+    ShowCounters(*tables);
     return Status();
   }
 
@@ -76,6 +77,7 @@ class ReadRowsKernel {
     TSPS_RETURN_IF_ERROR(CheckCarriers(context, *tables, n + 2 * t));
     if (!in_step_) TSPS_RETURN_IF_ERROR(ReportObjection(tables->front()));
     std::vector<Tensor> ids;
+    size_t n_ids = 0;
     for (int f = 0; f < n; ++f) {
       TSPS_ASSIGN_OR_RETURN(Tensor feature, context.Input(f));
       if (feature.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
@@ -83,9 +85,12 @@ class ReadRowsKernel {
                      "a call can look up at most 2147483647 ids of a feature. Received: ",
                      feature.size(), " for feature ", f);
       }
+      n_ids += feature.size();
       ids.push_back(std::move(feature));
     }
     TSPS_RETURN_IF_ERROR(CheckIds(features_, *tables, ids));
+    LookupCounters::OfProcess().Add(n_ids);
+    ShowCounters(*tables);
     const std::shared_ptr<Executor> executor = SharedExecutor();
     std::vector<Tensor> rows;
     std::vector<RowGather> gathers;

@@ -376,6 +376,12 @@ std::vector<OpDefinition> Ops() {
       {"TspsCloseGroup", true, NoOutputs, {}, {"path: string"}, {}},
       {"TspsSetThreads", true, NoOutputs, {}, {"threads: int64", "writer_threads: int64"}, {}},
       {"TspsHoldTerminate", true, NoOutputs, {}, {}, {}},
+      {"TspsCount",
+       true,
+       NoOutputs,
+       {},
+       {"path: string", "rank: int64", "size: int64", "local_rank: int64"},
+       {}},
       {"TspsOutOfRoom", true, ScalarOutputs, {}, {}, {"out_of_room: int64"}},
   };
 }
@@ -403,6 +409,7 @@ bool RegisterAll() {
   for (const OpDefinition& op : PullOps()) RegisterOp(op);
   for (const OpDefinition& op : DeviceCacheOps()) RegisterOp(op);
   RegisterLookupKernels();
+  RegisterCounterKernels();
   RegisterPooledKernels();
   RegisterRowsKernels();
   RegisterReduceKernels();

@@ -83,6 +83,7 @@ FloatArray InitialRowsOfKeys(const py::dict& initializer, const KeyArray& keys, 
 // Bind the classes of the other files.
 void BindGroup(py::module_& module);
 void BindNodeRanks(py::module_& module);
+void BindRankCounters(py::module_& module);
 void BindParameterFile(py::module_& module);
 void BindServing(py::module_& module);
 

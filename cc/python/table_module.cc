@@ -9,6 +9,7 @@ PYBIND11_MODULE(_table, module) {
       "Table groups, sparse-parameter files and served tables. Private: use tf_sparse_ps.Table.";
   tsps::BindGroup(module);
   tsps::BindNodeRanks(module);
+  tsps::BindRankCounters(module);
   tsps::BindParameterFile(module);
   tsps::BindServing(module);
   module.def("slot_widths", &tsps::SlotWidths, pybind11::arg("kind"), pybind11::arg("dim"),

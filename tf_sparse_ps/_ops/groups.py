@@ -452,6 +452,11 @@ def hold_terminate() -> None:
     lib.tsps_hold_terminate()
 
 
+def count(path: str, rank: int, size: int, local_rank: int) -> None:
+    """Lets other processes read the counters of this rank, in the group's folder."""
+    lib.tsps_count(path, rank, size, local_rank)
+
+
 def out_of_room() -> bool:
     """Whether an op of this process failed for lack of space, and no step was made since."""
     return bool(lib.tsps_out_of_room())

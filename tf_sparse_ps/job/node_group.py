@@ -23,7 +23,7 @@ from tf_sparse_ps.errors import NotFoundError, TableError, UnavailableError, Wai
 from tf_sparse_ps.job import job_end, undecided_step
 from tf_sparse_ps.job.identity import Identity
 from tf_sparse_ps.job.session import Session
-from tf_sparse_ps.node import job_folder
+from tf_sparse_ps.node import activity, job_folder, rank_counters
 
 _POLL_S = 0.002
 _LOOK_S = 1.0
@@ -69,7 +69,21 @@ class NodeGroup:
                 _ops.set_run(self.path, identity.run_id)
         else:
             self.session.join()
+        self._show_counters(identity, collectives)
         self.found_at_step = 0 if identity.name is None else self.committed_step()
+
+    def _show_counters(self, identity: Identity, collectives: Collectives) -> None:
+        """Lets other processes read what this rank counts, and what it is doing."""
+        local_rank, pid = collectives.local_rank, os.getpid()
+        with eager_ops(f"making the counters of {self.path}") as _ops:
+            _ops.count(self.path, identity.rank, identity.size, local_rank)
+        page = _table.RankActivity.open(rank_counters.path(self.path, local_rank))
+
+        def show(text: str) -> None:
+            if os.getpid() == pid:  # not a forked child
+                page.set(text)
+
+        activity.on_change(show)
 
     @property
     def nodes(self) -> int:
@@ -192,7 +206,7 @@ class NodeGroup:
 
     def _remove_earlier_runs(self) -> None:
         for entry in os.scandir(self.path):
-            if entry.name.startswith(".session-"):
+            if entry.name.startswith((".session-", ".counters-")):
                 os.unlink(entry.path)
             elif entry.name.startswith(job_folder.EXCHANGE):
                 job_folder.remove_folder(entry.path)

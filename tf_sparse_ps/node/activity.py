@@ -17,6 +17,7 @@ _current: dict[object, str] = {}  # descriptions of activities, in the order in 
 _last_ns = time.monotonic_ns()
 _listeners_called_ns = 0
 _listeners: list[Callable[[], None]] = []
+_on_change: list[Callable[[str], None]] = []
 
 
 def begin(description: str) -> object:
@@ -30,6 +31,7 @@ def begin(description: str) -> object:
     """
     activity = object()
     _current[activity] = description
+    _changed()
     progress()
     return activity
 
@@ -37,6 +39,7 @@ def begin(description: str) -> object:
 def end(activity: object) -> None:
     """Records that an activity has ended. A second call does nothing."""
     if _current.pop(activity, None) is not None:
+        _changed()
         progress()
 
 
@@ -68,6 +71,16 @@ def last_progress_ns() -> int:
 def current() -> str:
     """Returns the description of the innermost activity of this process, or "" if no activity is recorded."""
     return next(reversed(tuple(_current.values())), "")
+
+
+def on_change(listener: Callable[[str], None]) -> None:
+    """Has `listener` called with `current()` whenever an activity begins or ends."""
+    _on_change.append(listener)
+
+
+def _changed() -> None:
+    for listener in tuple(_on_change):
+        listener(current())
 
 
 def on_progress(listener: Callable[[], None]) -> None:

@@ -1,0 +1,137 @@
+"""The counters of a rank, as other processes read them while it trains, and after it was killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fork_server import run_forked
+from layer_support import keras
+
+import tf_sparse_ps as tsps
+from tf_sparse_ps import job
+from tf_sparse_ps.node import activity, rank_counters
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCH, WIDTH = 50, 3
+
+
+def make_model(**options: Any) -> Any:
+    layer = tsps.Embedding(None, 4, **options)
+    model = keras.Sequential(
+        [keras.Input([WIDTH], dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+    return model
+
+
+def fit(model: Any, steps: int, keys: int) -> None:
+    ids = np.random.default_rng(0).integers(0, keys, (steps * BATCH, WIDTH))
+    model.fit(ids, np.ones(len(ids)), batch_size=BATCH, verbose=0)
+
+
+def own_report() -> rank_counters.RankReport:
+    """Returns the report of this rank, when it has the last lookup."""
+    time.sleep(0.03)  # counters are stored once in 20 ms
+    make_model()(np.zeros([1, WIDTH], np.int64))
+    (report,) = rank_counters.read(job.current().group_path)
+    return report
+
+
+def test_lookups_and_steps_are_counted() -> None:
+    model = make_model()
+    fit(model, 1, 100)
+    before = own_report()
+    fit(model, 20, 100)
+    model.predict(np.zeros([8, WIDTH], np.int64), verbose=0)
+    after = own_report()
+    counted = {name: after.counters[name] - before.counters[name] for name in rank_counters.NAMES}
+    assert counted["step"] == 20
+    assert counted["ids_trained"] == 20 * BATCH * WIDTH
+    assert counted["ids_looked_up"] == 20 * BATCH * WIDTH + 8 * WIDTH + WIDTH
+    assert counted["lookups"] == 22
+    assert 20 * 50 < counted["unique_ids"] <= 20 * 100
+    assert counted["rows_written"] == counted["unique_ids"]
+    assert after.pid == os.getpid()
+    assert (after.rank, after.size, after.local_rank) == (0, 1, 0)
+    assert abs(after.updated - time.time()) < 60
+
+
+def test_caches_and_disks_are_counted(tmp_path: Path) -> None:
+    make_model()(np.zeros([1, WIDTH], np.int64))
+    before = own_report()
+    fit(make_model(cache=tsps.DeviceCache(rows=64)), 10, 100)
+    fit(make_model(storage=tsps.Tiered(tmp_path / "disk", 2 << 20)), 40, 200_000)
+    after = own_report()
+    counted = {name: after.counters[name] - before.counters[name] for name in rank_counters.NAMES}
+    assert counted["cache_lookups"] > counted["cache_misses"] > 0
+    assert counted["step"] == 50
+
+
+def test_activities_are_shown() -> None:
+    own_report()
+    with activity.doing("restoring a checkpoint"):
+        with activity.doing("reading a file"):
+            assert own_report().activity == "reading a file"
+        assert own_report().activity == "restoring a checkpoint"
+    assert own_report().activity == ""
+
+
+def test_a_forked_child_changes_nothing() -> None:
+    own_report()
+    child = os.fork()
+    if child == 0:
+        try:
+            activity.begin("the child's")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert own_report().activity == ""
+
+
+def test_the_counters_of_a_killed_job_stay(tmp_path: Path) -> None:
+    memory = Path("/dev/shm") / f"tsps-test-counters-{os.getpid()}"
+    memory.mkdir()
+    program = """
+        import os, signal, time
+        import numpy as np
+        import tf_sparse_ps as tsps
+        from tf_sparse_ps._compat._keras import keras
+        model = keras.Sequential([keras.Input([3], dtype="int64"), tsps.Embedding(None, 4), keras.layers.Flatten()])
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+        model.fit(np.arange(90).reshape(30, 3), np.ones([30, 12]), batch_size=1, verbose=0)
+        time.sleep(0.03)
+        model(np.zeros([1, 3], np.int64))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    try:
+        done = run_forked(textwrap.dedent(program), TFSPS_DIR=os.fspath(memory))
+        assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+        (group,) = (entry for entry in memory.iterdir() if not entry.name.startswith("."))
+        # Without TensorFlow.
+        code = (
+            f"from tf_sparse_ps.node import rank_counters\n(report,) = rank_counters.read({os.fspath(group)!r})\n"
+            "import sys\nassert 'tensorflow' not in sys.modules\nprint(report.counters['step'])"
+        )
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert shown.stdout == "30\n", shown.stderr
+        (group / ".counters-0001").write_bytes(b"damaged")
+        assert [report.rank for report in rank_counters.read(os.fspath(group))] == [0]
+    finally:
+        for path in sorted(memory.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        memory.rmdir()
+
+
+@pytest.mark.parametrize("name", rank_counters.NAMES)
+def test_every_counter_is_documented(name: str) -> None:
+    assert re.search(rf"^\| `{name}` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE), name
