@@ -13,7 +13,7 @@ from served_model import keras, make_model, train
 from serving_support import files_of
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.launch import command_line
+from tf_sparse_ps import cli
 from tf_sparse_ps.serving.version import Version
 
 IDS = np.arange(60, dtype=np.int64).reshape(-1, 2)
@@ -61,7 +61,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 def publish(*arguments: str | Path) -> int:
-    return command_line.main(["publish", *map(os.fspath, arguments)])
+    return cli.main(["publish", *map(os.fspath, arguments)])
 
 
 def test_a_checkpoint_becomes_a_layer_of_a_version(
