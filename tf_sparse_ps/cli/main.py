@@ -13,6 +13,7 @@ from tf_sparse_ps._version import __version__
 # For each command, its line in `tf-sparse-ps --help`. The module of the same name has `command`.
 COMMANDS = {
     "run": "Starts the ranks of a job.",
+    "ls": "Lists the groups of tables on this machine.",
     "checkpoint": "Lists, verifies, compares and rewrites checkpoints.",
     "publish": "Writes a served version from a checkpoint.",
     "follow": "Copies new served versions to this machine.",
