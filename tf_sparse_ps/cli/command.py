@@ -44,3 +44,6 @@ def positive_integer(value: str | int) -> int:
     if not str(value).isdecimal() or (number := int(value)) < 1:
         raise click.BadParameter(f"must be an integer of at least 1. Received: {value!r}")
     return number
+
+
+table_option = click.option("--table", metavar="NAME", help="The table, if PATH has several.")

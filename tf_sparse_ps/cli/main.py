@@ -14,6 +14,10 @@ from tf_sparse_ps._version import __version__
 COMMANDS = {
     "run": "Starts the ranks of a job.",
     "ls": "Lists the groups of tables on this machine.",
+    "inspect": "Shows what a group, table, file, checkpoint or version contains.",
+    "verify": "Reads all of it, and checks all checksums.",
+    "get": "Prints the rows of keys.",
+    "diff": "Compares two tables, files, checkpoints or versions.",
     "checkpoint": "Lists, verifies, compares and rewrites checkpoints.",
     "publish": "Writes a served version from a checkpoint.",
     "follow": "Copies new served versions to this machine.",
