@@ -96,7 +96,8 @@ def _object_rows(stored: StoredObject) -> Iterator[tuple[str, str]]:
             yield "builds on", ", ".join(facts["builds_on"])
     if "variables" in facts:
         yield "variables", count(facts["variables"])
-        yield "written with", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+        if facts["versions"]:
+            yield "written with", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     yield "bytes", size(facts["bytes"])
 
 

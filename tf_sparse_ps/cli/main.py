@@ -18,6 +18,8 @@ COMMANDS = {
     "verify": "Reads all of it, and checks all checksums.",
     "get": "Prints the rows of keys.",
     "diff": "Compares two tables, files, checkpoints or versions.",
+    "clean": "Removes the tables of jobs that were killed.",
+    "doctor": "Checks this machine and its software.",
     "checkpoint": "Lists, verifies, compares and rewrites checkpoints.",
     "publish": "Writes a served version from a checkpoint.",
     "follow": "Copies new served versions to this machine.",
