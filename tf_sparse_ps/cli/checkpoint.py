@@ -12,7 +12,7 @@ import click
 from tf_sparse_ps.checkpoints import compaction, comparison, erasing, exports, stored_checkpoint, verification
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
-from tf_sparse_ps.cli.command import Command, json_option, mistake, positive_integer
+from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, positive_integer
 from tf_sparse_ps.errors import NotFoundError, TableError
 
 
@@ -24,7 +24,7 @@ def command() -> None:
     """
 
 
-_directory = click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+_directory = click.argument("directory", type=PATH, metavar="DIR")
 
 
 def _check(directory: Path, *, single: bool = True) -> None:
@@ -119,7 +119,7 @@ def _count(n: int, noun: str) -> str:
 
 @command.command(cls=Command, short_help="Counts rows and variables that differ.")
 @_directory
-@click.argument("other", type=click.Path(path_type=Path), required=False)
+@click.argument("other", type=PATH, required=False)
 @json_option
 def diff(directory: Path, other: Path | None, as_json: bool) -> int:
     """Counts rows, and names dense variables, that differ between two checkpoints.
@@ -181,7 +181,7 @@ def compact(directory: Path, keep: int | None, as_json: bool) -> int:
 @click.option(
     "--keys",
     "keys_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     metavar="FILE",
     help="Ids, one per line, or a NumPy array in a .npy file.",
@@ -211,7 +211,7 @@ def erase(directory: Path, keys_file: Path, strings: bool, table: str | None, as
 @click.option(
     "--to",
     "folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     metavar="FOLDER",
     help="Made if it is not there, else empty.",

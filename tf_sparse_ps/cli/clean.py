@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tf_sparse_ps import _table
+from tf_sparse_ps.cli import groups
 from tf_sparse_ps.cli.command import Command, json_option
 from tf_sparse_ps.cli.display import print_json
 from tf_sparse_ps.errors import AccessError, NotFoundError, WriterLockedError
@@ -51,6 +52,7 @@ def _found(folder: str, job: str | None) -> list[str]:
     """Returns the paths of the groups that can be removed.
 
     Raises:
+      AccessError: The folder belongs to another user.
       NotFoundError: There is no job of this name.
       WriterLockedError: The job of this name is running.
     """
@@ -58,6 +60,7 @@ def _found(folder: str, job: str | None) -> list[str]:
         if job is not None:
             raise NotFoundError(f"{folder} does not exist, and has no tables of job {job!r}")
         return []
+    groups.open_folder(folder).close()
     return job_folder.leftovers(folder) if job is None else _groups_of(folder, job)
 
 

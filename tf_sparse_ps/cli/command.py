@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -31,6 +32,8 @@ class Command(click.Command):
         return status
 
 
+# Paths that cannot be read get the library's own error.
+PATH = click.Path(path_type=Path, readable=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tf_sparse_ps.checkpoints import comparison, stored_checkpoint
-from tf_sparse_ps.cli.command import Command, json_option, table_option
+from tf_sparse_ps.cli.command import PATH, Command, json_option, table_option
 from tf_sparse_ps.cli.comparing import compare
 from tf_sparse_ps.cli.contents import Content
 from tf_sparse_ps.cli.display import count, print_json
@@ -17,8 +17,8 @@ from tf_sparse_ps.cli.objects import StoredObject, open_object
 
 
 @click.command(cls=Command)
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
 @table_option
 @json_option
 def command(a: Path, b: Path, table: str | None, as_json: bool) -> int:
@@ -56,13 +56,13 @@ def _side(stored: StoredObject) -> dict[str, Any]:
 def _pairs(a: StoredObject, b: StoredObject, name: str | None) -> dict[str, tuple[Content | None, Content | None]]:
     if name is not None or len(a.tables) == len(b.tables) == 1:
         pair = a.table(name), b.table(name)
-        return {pair[0].name: pair}
-    # Tables of a group are named t0000-words, and words elsewhere.
+        return {_plain(pair[0].name): pair}
     by_name = [{_plain(table.name): table for table in side.tables} for side in (a, b)]
     return {key: (by_name[0].get(key), by_name[1].get(key)) for key in dict.fromkeys([*by_name[0], *by_name[1]])}
 
 
 def _plain(name: str) -> str:
+    """Returns the name of a table without its number: tables of a job are named t0000-words, and words elsewhere."""
     number, _, rest = name.partition("-")
     return rest if rest and number[:1] == "t" and number[1:].isdecimal() else name
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps import keys as string_keys
-from tf_sparse_ps.cli.command import Command, json_option, mistake, table_option
+from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, table_option
 from tf_sparse_ps.cli.contents import Content, Entries
 from tf_sparse_ps.cli.display import print_json, print_table
 from tf_sparse_ps.cli.objects import open_object
@@ -23,7 +23,7 @@ _SHOWN = 8  # the numbers of a plane that people see
 
 # Unknown options are keys: negative numbers begin like options.
 @click.command(cls=Command, context_settings={"ignore_unknown_options": True})
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @table_option
 @click.option("--strings", is_flag=True, help="The keys are strings; their fingerprints are looked up.")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.errors import TableError
+from tf_sparse_ps.errors import AccessError, TableError
 from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.node import job_folder
 
@@ -39,11 +39,32 @@ def in_folder(path: str) -> list[dict[str, Any]]:
       AccessError: The folder belongs to another user, or others can replace it.
     """
     try:
-        folder = Folder.open(path, Trust.OWN)
+        folder = open_folder(path)
     except FileNotFoundError:
         return []
     with folder:
         return [facts for name in folder.names() if (facts := _describe(folder, name)) is not None]
+
+
+def open_folder(path: str) -> Folder:
+    """Opens the folder of tables.
+
+    Raises:
+      AccessError: The folder belongs to another user, or others can replace it.
+      FileNotFoundError: It does not exist.
+    """
+    try:
+        folder = Folder.open(path, Trust.OWN)
+    except PermissionError as error:
+        if isinstance(error, AccessError):
+            raise
+        raise AccessError(f"{path} cannot be read by this user. Set TFSPS_DIR to a folder of yours") from None
+    try:
+        folder.check_own()
+    except AccessError:
+        folder.close()
+        raise
+    return folder
 
 
 def of_others(path: str) -> list[dict[str, Any]]:

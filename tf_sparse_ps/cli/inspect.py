@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -11,14 +12,14 @@ from typing import Any
 import click
 
 from tf_sparse_ps.cli import groups, histograms
-from tf_sparse_ps.cli.command import Command, json_option, mistake, table_option
+from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, table_option
 from tf_sparse_ps.cli.contents import Content
 from tf_sparse_ps.cli.display import count, duration, print_facts, print_json, print_table, size
 from tf_sparse_ps.cli.objects import StoredObject, open_object
 
 
 @click.command(cls=Command)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @table_option
 @click.option("--keys", is_flag=True, help="Print the keys of one table instead, a line for each.")
 @click.option("--histogram", is_flag=True, help="Read all rows, and count them by norm, age and uses.")
@@ -54,15 +55,18 @@ def command(path: Path, table: str | None, keys: bool, histogram: bool, as_json:
 
 def _print_keys(stored: StoredObject, content: Content, *, as_json: bool) -> None:
     """Prints the keys of a table while they are read."""
+    parts = content.key_parts()
+    first = next(parts, None)  # before anything is printed, so that damage at the beginning leaves no half document
+    texts = (map(str, part.tolist()) for part in (() if first is None else itertools.chain([first], parts)))
     if not as_json:
-        for part in content.key_parts():
-            click.echo("\n".join(map(str, part.tolist())))
+        for text in texts:
+            click.echo("\n".join(text))
         return
     head = json.dumps({"path": os.fspath(stored.path), "table": content.name})
     click.echo(f'{head[:-1]}, "keys": [', nl=False)
     separator = ""
-    for part in content.key_parts():
-        click.echo(separator + ", ".join(map(str, part.tolist())), nl=False)
+    for text in texts:
+        click.echo(separator + ", ".join(text), nl=False)
         separator = ", "
     click.echo("]}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
-from tf_sparse_ps.cli.command import Command, json_option, mistake
+from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake
 from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.exporting import checkpoint_export
 from tf_sparse_ps.exporting.captured_tables import Options
@@ -21,11 +21,11 @@ from tf_sparse_ps.serving.version import Version
 
 
 @click.command(cls=Command)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("version", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=PATH)
+@click.argument("version", type=PATH)
 @click.option(
     "--base",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="VERSION",
     help="An earlier version, whose graph and files the new one has.",
 )

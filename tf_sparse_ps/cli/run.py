@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tf_sparse_ps import launch
-from tf_sparse_ps.cli.command import Command, mistake
+from tf_sparse_ps.cli.command import PATH, Command, mistake
 from tf_sparse_ps.launch import Options
 
 # A process that has one of these variables is a rank.
@@ -59,7 +59,7 @@ it; 130 after Ctrl-C; 2 for a mistake in the arguments.
 )
 @click.option(
     "--log-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Write the whole output of every rank to DIR/rank-<r>.log.",
 )

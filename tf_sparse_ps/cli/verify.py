@@ -12,7 +12,7 @@ from tf_sparse_ps import _table
 from tf_sparse_ps.checkpoints import verification
 from tf_sparse_ps.checkpoints.stored_checkpoint import file_crc32
 from tf_sparse_ps.cli import groups
-from tf_sparse_ps.cli.command import Command, json_option
+from tf_sparse_ps.cli.command import PATH, Command, json_option
 from tf_sparse_ps.cli.contents import FileTable, LiveTable
 from tf_sparse_ps.cli.display import count, print_json, size
 from tf_sparse_ps.cli.objects import find
@@ -44,7 +44,7 @@ class Verification:
 
 
 @click.command(cls=Command)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @json_option
 def command(path: Path, as_json: bool) -> int:
     """Reads all of PATH, and checks all checksums that exist.
