@@ -8,41 +8,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import jsonschema
 import machine as machines
 import pytest
+from cli_support import ROOT, Done, Run, validate
 from machine import Machine
 
 from tf_sparse_ps import cli
-
-ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS = ROOT / "tf_sparse_ps" / "cli" / "schemas"
-
-
-class Done(NamedTuple):
-    """What a command has returned and printed."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def facts(self) -> Any:
-        """The JSON document."""
-        return json.loads(self.out)
-
-
-Run = Callable[..., Done]
-
-
-def validate(name: str, document: Any) -> None:
-    """Raises ValidationError unless a document is as the schema of a command says."""
-    schema = json.loads((SCHEMAS / f"{name}.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import machine as machines
 import pytest
-from conftest import Run
+from cli_support import Run
 from machine import CASES, Machine
 
 from tf_sparse_ps import _table, cli

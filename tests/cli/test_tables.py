@@ -13,7 +13,7 @@ from typing import Any
 import machine as machines
 import numpy as np
 import pytest
-from conftest import ROOT, Run
+from cli_support import ROOT, Run
 from machine import DIM, KEYS, UNNAMED, Machine, make_table, make_trained, values
 
 from tf_sparse_ps import keys as string_keys
@@ -256,7 +256,7 @@ def test_get_takes_strings_and_refuses_what_is_no_key(shm: Path, machine: Machin
     path = shm / "strings-n0" / "t0000-words"
     with make_table(path, metadata=(machines.MetadataPlane("half", "bfloat16"),)) as table:
         (key,) = string_keys.fingerprint(["rome"])
-        table.assign([key], [[1, 2, 3, math.inf]], metadata={"half": np.array([[0x3F80]], np.uint16)})
+        table.assign([key], [[1.0, 2.0, 3.0, math.inf]], metadata={"half": np.array([[0x3F80]], np.uint16)})
         row, absent = run("get", path, "rome", "oslo", "--strings", "--slots", "--json").facts["rows"]
     assert (row["string"], row["key"], row["row"]) == ("rome", key, [1, 2, 3, None])
     assert (row["planes"]["half"], absent["present"]) == ([1.0], False)
@@ -291,7 +291,7 @@ def test_diff_counts_and_shows_keys(shm: Path, run: Run) -> None:
         with make_table(folder / name / "words") as table:
             table.assign(keys, values(len(KEYS))[len(KEYS) - len(keys) :])
             if name == "b":
-                table.assign([7, 8, 5000], [[9] * DIM, [-900] * DIM, [1] * DIM])
+                table.assign([7, 8, 5000], np.repeat(np.float32([[9], [-900], [1]]), DIM, 1))
     done = run("diff", folder / "a", folder / "b", "--json")
     assert done.status == 1
     table = done.facts["tables"]["words"]
