@@ -1,4 +1,4 @@
-"""What the commands share: how they report errors, the option `--json`, and types of arguments."""
+"""`Command`, the class of all commands, which reports their errors; options and types that they share."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Content(abc.ABC):
     @property
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What absent keys read depends on: key_limit and initializer."""
+        """The facts that determine what absent keys read: key_limit and initializer."""
 
 
 class LiveTable(Content):

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, and one JSON document for programs."""
+"""Prints results: tables for people, and one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
       right: The titles of the columns that are aligned to the right.
     """
     from rich.console import Console  # imported here, because JSON needs no rich
-    from rich.table import Table
+    from rich.table import Table  # for the same reason
 
     table = Table(box=None, show_edge=False, pad_edge=False, header_style="bold")
     for title in columns:
@@ -40,7 +40,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Prints names and values in two columns. A long value is continued in its column."""
     from rich.console import Console  # imported here, because JSON needs no rich
-    from rich.table import Table
+    from rich.table import Table  # for the same reason
 
     table = Table(box=None, show_header=False, show_edge=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

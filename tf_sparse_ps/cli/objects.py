@@ -21,7 +21,7 @@ _MAGIC = b"\xf4TSPS\r\n\x1a"
 
 
 class StoredObject:
-    """What a path is, with its tables.
+    """A group, a table, a file, a checkpoint or a version, with its tables.
 
     Attributes:
       path: The path; for a directory of checkpoints or versions, that of the newest one.

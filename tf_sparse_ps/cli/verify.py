@@ -27,7 +27,7 @@ _DAMAGE = (DamagedFileError, NotFoundError, StateError)
 
 
 class Verification:
-    """What was checked so far, and what was found.
+    """The findings so far, and how much was read.
 
     Attributes:
       findings: For each problem, `where` it is and the `problem`.
