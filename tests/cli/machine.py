@@ -76,8 +76,11 @@ def make_sharded(path: Path, node: int = 1, nodes: int = 3) -> None:
         table.assign(keys, values(len(keys)))
 
 
-def make_checkpoint(directory: Path, step: int, seed: int = 0) -> Path:
-    """Makes a checkpoint with a table `words` and a dense variable, which the seed determines."""
+def make_checkpoint(directory: Path, step: int, seed: int = 0, *, counts: bool = False) -> Path:
+    """Makes a checkpoint with a table `words` and a dense variable, which the seed determines.
+
+    `counts`: with another table for the counts of keys that have no row, which the step determines.
+    """
     with make_table(directory.parent / f"group-of-{directory.name}-{step}" / "words") as table:
         table.assign(KEYS, values(len(KEYS), seed))
         with CheckpointDirectory(directory).saving(step, "a test") as save:
@@ -87,11 +90,18 @@ def make_checkpoint(directory: Path, step: int, seed: int = 0) -> Path:
             for name in ("t0000-words.tfsps", manifest.VARIABLES):
                 save.add(name)
             part = {"file": "t0000-words.tfsps", "content": "all", "erased": None, "rows_checksum": None}
+            tables: tuple[dict[str, Any], ...] = ({"name": "words", "id": "1", "parts": [part]},)
+            if counts:
+                table.assign(KEYS, values(len(KEYS), step))
+                table.export_parameter_file(save.folder / "counts.tfsps", progress=False)
+                save.add("counts.tfsps")
+                parts = [{**part, "file": "counts.tfsps"}]
+                tables += ({"name": "words.sketch", "id": "2", "sketch_of": 0, "parts": parts},)
             content = dataclasses.replace(
                 checkpoint_support.manifest_of(step),
                 name=save.name,
                 table_step=0,
-                tables=({"name": "words", "id": "1", "parts": [part]},),
+                tables=tables,
                 variables=({"name": "kernel", "kind": "model", "dtype": "float32", "shape": [3, DIM]},),
                 files=tuple(save.files),
             )

@@ -17,7 +17,7 @@ from cli_support import ROOT, Run
 from machine import DIM, KEYS, UNNAMED, Machine, make_table, make_trained, values
 
 from tf_sparse_ps import keys as string_keys
-from tf_sparse_ps.cli import groups
+from tf_sparse_ps.cli import comparing, groups
 from tf_sparse_ps.serving import ServingTable
 from tf_sparse_ps.table import Table, stored_policies
 
@@ -317,6 +317,27 @@ def test_diff_is_the_same_whatever_holds_the_rows(machine: Machine, run: Run) ->
     rows = run("diff", files / "serve/1", files / "checkpoints/step-000000000001", "--json").facts["tables"]["words"]
     assert (rows["rows"]["different"], rows["rows"]["equal"]) == (0, len(KEYS))
     assert rows["planes"] == ["embedding"]
+
+
+def test_rows_that_differ_may_be_in_a_temporary_file(
+    machine: Machine, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (machine.files / "checkpoints" / f"step-{step:012d}" for step in (1, 2))
+    in_memory = run("diff", a, b, "--json").facts
+    monkeypatch.setattr(comparing, "_MEMORY_BYTES", 0)
+    assert run("diff", a, b, "--json").facts == in_memory
+    gaps = np.abs(values(len(KEYS)).astype(np.float64) - values(len(KEYS), 1)).max(1)
+    largest = in_memory["tables"]["words"]["largest_difference"]
+    assert (largest["key"], largest["difference"]) == (KEYS[gaps.argmax()], gaps.max())
+
+
+def test_diff_compares_the_counts_of_checkpoints(shm: Path, run: Run) -> None:
+    (shm / "with-counts").mkdir(mode=0o700)
+    paths = [machines.make_checkpoint(shm / "with-counts" / "c", step, counts=True) for step in (1, 2)]
+    facts = run("diff", *paths, "--json").facts
+    assert [facts["tables"][name]["equal"] for name in ("words", "words (counts)")] == [True, False]
+    assert run("diff", *paths, "--table", "words").status == 0
+    assert len(run("inspect", paths[0], "--json").facts["tables"]) == 1
 
 
 def test_diff_compares_slots_variables_and_settings(machine: Machine, shm: Path, run: Run) -> None:

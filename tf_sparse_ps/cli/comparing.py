@@ -1,13 +1,14 @@
 """Compares the rows of two tables.
 
-The first pass reads both, and keeps a key and a checksum of 64 bits for each row. Only rows whose checksums differ are
-read again, in parts of bounded memory, to find the largest difference.
+The first pass reads both, and keeps a key and a checksum of 64 bits for each row. If rows differ, a second pass finds
+the largest difference. It keeps the rows of one side that differ, in a temporary file if they are many.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block
 
 _EXAMPLES = 5
-_PART_BYTES = 256 << 20
+_MEMORY_BYTES = 64 << 20
 
 
 def compare(a: Content, b: Content) -> dict[str, Any]:
@@ -93,25 +94,58 @@ def _largest(a: Content, b: Content, different: Keys, planes: list[str]) -> dict
     A difference with a value that is not finite is infinite, which `difference` None stands for.
     """
     floats = [plane for plane in planes if plane == "embedding" or plane in a.slots]
-    widths = a.dim * len(floats) * 4 + 8
-    part, largest = max(1, _PART_BYTES // widths), None
-    for begin in range(0, len(different), part):
-        keys = different[begin : begin + part]
-        values_a, values_b = (_values(content, keys, slots=len(floats) > 1) for content in (a, b))
-        for name in floats:
-            with np.errstate(invalid="ignore", over="ignore"):
-                gaps = np.abs(values_a[name].astype(np.float64) - values_b[name].astype(np.float64))
-            same = (values_a[name] == values_b[name]) | (np.isnan(values_a[name]) & np.isnan(values_b[name]))
-            of_rows = np.where(same, 0.0, np.where(np.isnan(gaps), np.inf, gaps)).max(1)
-            at = int(of_rows.argmax())
-            if of_rows[at] > 0 and (largest is None or of_rows[at] > largest[0]):
-                largest = (float(of_rows[at]), int(keys[at]), name)
+    if not len(different):
+        return None
+    largest: tuple[float, int, str] | None = None
+    values: npt.NDArray[np.float32] | None = None
+    known = np.zeros(len(different), np.bool_)  # a live table may have lost a row since the first pass
+    with tempfile.TemporaryFile() as file:
+        for at, rows in _rows_at(a, different, floats):
+            joined = np.concatenate(rows, 1)
+            if values is None:
+                values = _space(file, len(different), joined.shape[1])
+            values[at], known[at] = joined, True
+        for at, rows in _rows_at(b, different, floats):
+            if values is None:
+                break
+            begin, at_known = 0, known[at]
+            for name, plane in zip(floats, rows, strict=True):
+                of_a, of_b = values[at, begin : begin + plane.shape[1]], plane
+                begin += plane.shape[1]
+                gaps = np.where(at_known, _gaps(of_a, of_b), 0.0)
+                most = int(gaps.argmax())
+                if gaps[most] > (0.0 if largest is None else largest[0]):
+                    largest = (float(gaps[most]), int(different[at[most]]), name)
+        del values
     if largest is None:
         return None
     difference, key, name = largest
     return {"key": key, "plane": name, "difference": difference if np.isfinite(difference) else None}
 
 
-def _values(content: Content, keys: Keys, *, slots: bool) -> dict[str, npt.NDArray[np.float32]]:
-    entries = content.entries(keys, slots=slots)
-    return {"embedding": entries.rows, **entries.planes}
+def _rows_at(
+    content: Content, keys: Keys, floats: list[str]
+) -> Iterator[tuple[npt.NDArray[np.intp], list[npt.NDArray[np.float32]]]]:
+    """Yields places in `keys`, which are sorted, and the planes `floats` of these rows."""
+    n_slots = len(floats) - 1
+    for block in content.blocks(slots=n_slots > 0):
+        at = np.minimum(np.searchsorted(keys, block.keys), len(keys) - 1)
+        here = keys[at] == block.keys
+        if here.any():
+            yield at[here], [block.rows[here], *(slot[here] for slot in block.slots[:n_slots])]
+
+
+def _space(file: IO[bytes], rows: int, width: int) -> npt.NDArray[np.float32]:
+    """Returns float32[rows, width], in memory if it is small, else in a temporary file."""
+    if rows * width * 4 <= _MEMORY_BYTES:
+        return np.empty((rows, width), np.float32)
+    return np.memmap(file, np.float32, "w+", shape=(rows, width))
+
+
+def _gaps(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Returns the largest difference of each row: float64[n]. Values that are both not a number are equal."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        gaps = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    largest: npt.NDArray[np.float64] = np.where(same, 0.0, np.where(np.isnan(gaps), np.inf, gaps)).max(1)
+    return largest

@@ -178,20 +178,24 @@ class _FileContent(Content):
             raise KeyRangeError(f"key {key} is outside of table {self.name!r}, whose keys are 0 to {limit - 1}")
         if self.shard is not None:
             self.shard.check(keys, self.name)
-        present = np.zeros(len(keys), np.bool_)
-        rows = _table.initial_rows(self._info["initializer"], keys, self.dim)
+        wanted, places = np.unique(keys, return_inverse=True)
+        present = np.zeros(len(wanted), np.bool_)
+        rows = _table.initial_rows(self._info["initializer"], wanted, self.dim)
         planes: dict[str, npt.NDArray[Any]] = {}
-        for block in self.blocks(slots=slots):
+        for block in self.blocks(slots=slots) if len(wanted) else ():
             values = dict(zip(self.slots, block.slots, strict=False)) | block.metadata
             for name, plane in values.items():
-                planes.setdefault(name, np.zeros((len(keys), *plane.shape[1:]), plane.dtype))
-            order = np.argsort(block.keys)
-            at = order[np.minimum(np.searchsorted(block.keys, keys, sorter=order), len(order) - 1)]
-            here = np.flatnonzero(block.keys[at] == keys)
-            present[here], rows[here] = True, block.rows[at[here]]
+                planes.setdefault(name, np.zeros((len(wanted), *plane.shape[1:]), plane.dtype))
+            at = np.minimum(np.searchsorted(wanted, block.keys), len(wanted) - 1)
+            here = wanted[at] == block.keys
+            at = at[here]
+            present[at], rows[at] = True, block.rows[here]
             for name, plane in values.items():
-                planes[name][here] = plane[at[here]]
-        return Entries(present, rows, planes)
+                planes[name][at] = plane[here]
+            if present.all():
+                break
+        places = places.reshape(-1)
+        return Entries(present[places], rows[places], {name: plane[places] for name, plane in planes.items()})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -225,7 +229,11 @@ class CheckpointTable(_FileContent):
     def __init__(self, checkpoint: StoredCheckpoint, number: int) -> None:
         """Reads the headers of the files. `number`: the place of the table in the checkpoint."""
         self._stored = StoredRows(checkpoint, number)
-        super().__init__(str(checkpoint.manifest.tables[number]["name"]), self._stored.info)
+        facts = checkpoint.manifest.tables[number]
+        name = str(facts["name"])
+        if "sketch_of" in facts:
+            name = f"{checkpoint.manifest.tables[facts['sketch_of']]['name']} (counts)"
+        super().__init__(name, self._stored.info)
         self.shard = self._stored.shard
         self._parts = len(checkpoint.manifest.parts(number))
         self._is_exact = not checkpoint.builds_on

@@ -54,10 +54,12 @@ def _side(stored: StoredObject) -> dict[str, Any]:
 
 
 def _pairs(a: StoredObject, b: StoredObject, name: str | None) -> dict[str, tuple[Content | None, Content | None]]:
-    if name is not None or len(a.tables) == len(b.tables) == 1:
+    counts = a.sketches or b.sketches if a.kind == b.kind else ()
+    if name is not None or (len(a.tables) == len(b.tables) == 1 and not counts):
         pair = a.table(name), b.table(name)
         return {_plain(pair[0].name): pair}
-    by_name = [{_plain(table.name): table for table in side.tables} for side in (a, b)]
+    sides = [(*side.tables, *side.sketches) if counts else side.tables for side in (a, b)]
+    by_name = [{_plain(table.name): table for table in side} for side in sides]
     return {key: (by_name[0].get(key), by_name[1].get(key)) for key in dict.fromkeys([*by_name[0], *by_name[1]])}
 
 

@@ -29,7 +29,10 @@ class StoredObject:
       step: The step that it has.
       facts: What `inspect` shows besides the tables. It depends on the kind.
       tables: Its tables.
+      sketches: The counts of keys without a row that a checkpoint has, for `diff`.
     """
+
+    sketches: Sequence[Content] = ()
 
     def __init__(self, path: Path, kind: str, step: int, facts: dict[str, Any], tables: Sequence[Content]) -> None:
         """Callers use `open_object`."""
@@ -155,7 +158,9 @@ def _checkpoint(path: Path) -> StoredObject:
         "versions": content.versions,
         "bytes": sum(entry.size for entry in content.files),
     }
-    return StoredObject(path, "checkpoint", content.step, facts, tables)
+    stored = StoredObject(path, "checkpoint", content.step, facts, tables)
+    stored.sketches = [CheckpointTable(checkpoint, at) for at in range(len(tables), len(content.tables))]
+    return stored
 
 
 def _version(path: Path) -> StoredObject:
