@@ -63,6 +63,7 @@ def test_it_asks(answer: bool, tables: Path, run: Run, monkeypatch: pytest.Monke
     assert UNNAMED in done.err, "what is to be removed is listed first"
     assert (UNNAMED in left(tables)) is not answer
     assert done.status == 0
+    assert run("clean", "--json").facts["removed"] == [], "there is nothing left, or the answer is no again"
 
 
 def test_without_an_answer_nothing_is_removed(tables: Path) -> None:
@@ -71,7 +72,8 @@ def test_without_an_answer_nothing_is_removed(tables: Path) -> None:
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 130
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Give --yes" in done.stderr
     assert UNNAMED in left(tables)
 
 

@@ -10,7 +10,7 @@ import click
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.cli import groups
-from tf_sparse_ps.cli.command import Command, json_option
+from tf_sparse_ps.cli.command import Command, json_option, mistake
 from tf_sparse_ps.cli.display import print_json
 from tf_sparse_ps.errors import AccessError, NotFoundError, WriterLockedError
 from tf_sparse_ps.folders import Folder, Trust
@@ -37,15 +37,22 @@ def command(job: str | None, yes: bool, as_json: bool) -> int:
         return 0
     for path in found:
         click.echo(f"{path} ({job_folder.mebibytes(path)})", err=True)
-    if not yes and not click.confirm(f"Remove {len(found)} group{'' if len(found) == 1 else 's'} of tables?", err=True):
-        return 0
-    removed = _remove(folder, job, found)
+    removed = _remove(folder, job, found) if yes or _confirmed(len(found)) else []
     if as_json:
         print_json({"folder": folder, "removed": removed})
     else:
         for each in removed:
             click.echo(f"removed {each['path']}")
     return 0
+
+
+def _confirmed(n: int) -> bool:
+    try:
+        return click.confirm(f"Remove {n} group{'' if n == 1 else 's'} of tables?", err=True)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            mistake("standard input has ended, so nobody can answer. Give --yes to remove them without a question")
+        raise
 
 
 def _found(folder: str, job: str | None) -> list[str]:

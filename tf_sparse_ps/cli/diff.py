@@ -13,7 +13,7 @@ from tf_sparse_ps.cli.command import PATH, Command, json_option, table_option
 from tf_sparse_ps.cli.comparing import compare
 from tf_sparse_ps.cli.contents import Content
 from tf_sparse_ps.cli.display import count, print_json
-from tf_sparse_ps.cli.objects import StoredObject, open_object
+from tf_sparse_ps.cli.objects import StoredObject, open_object, plain_name
 
 
 @click.command(cls=Command)
@@ -57,16 +57,10 @@ def _pairs(a: StoredObject, b: StoredObject, name: str | None) -> dict[str, tupl
     counts = a.sketches or b.sketches if a.kind == b.kind else ()
     if name is not None or (len(a.tables) == len(b.tables) == 1 and not counts):
         pair = a.table(name), b.table(name)
-        return {_plain(pair[0].name): pair}
+        return {plain_name(pair[0].name): pair}
     sides = [(*side.tables, *side.sketches) if counts else side.tables for side in (a, b)]
-    by_name = [{_plain(table.name): table for table in side} for side in sides]
+    by_name = [{plain_name(table.name): table for table in side} for side in sides]
     return {key: (by_name[0].get(key), by_name[1].get(key)) for key in dict.fromkeys([*by_name[0], *by_name[1]])}
-
-
-def _plain(name: str) -> str:
-    """Returns the name of a table without its number: tables of a job are named t0000-words, and words elsewhere."""
-    number, _, rest = name.partition("-")
-    return rest if rest and number[:1] == "t" and number[1:].isdecimal() else name
 
 
 def _facts(a: Content | None, b: Content | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class StoredObject:
 
     Attributes:
       path: The path; for a directory of checkpoints or versions, that of the newest one.
-      kind: One of `KINDS`.
+      kind: "group", "table", "parameter_file", "checkpoint" or "version".
       step: The step that it has.
       facts: What `inspect` shows besides the tables. It depends on the kind.
       tables: Its tables.
@@ -50,14 +50,16 @@ class StoredObject:
             if len(names) != 1:
                 raise InvalidArgumentError(f"{self.path} has {len(names)} tables, {names}. Choose one with --table")
             return self.tables[0]
-        # The layers of a job are numbered: t0000-words is also found as words.
         for table in self.tables:
-            if name in (table.name, table.name.partition("-")[2]):
+            if name in (table.name, plain_name(table.name)):
                 return table
         raise NotFoundError(f"{self.path} has no table {name!r}. It has {names}")
 
 
-KINDS = ("group", "table", "parameter_file", "checkpoint", "version")
+def plain_name(name: str) -> str:
+    """Returns the name of a table without its number: tables of a job are named t0000-words, and words elsewhere."""
+    number, _, rest = name.partition("-")
+    return rest if rest and number[:1] == "t" and number[1:].isdecimal() else name
 
 
 def find(path: Path) -> tuple[str, Path]:
@@ -67,7 +69,7 @@ def find(path: Path) -> tuple[str, Path]:
       path: The path.
 
     Returns:
-      One of `KINDS`, and the path; for a directory of checkpoints or versions, that of the newest one.
+      The kind of `StoredObject`, and the path; for a directory of checkpoints or versions, that of the newest one.
 
     Raises:
       NotFoundError: There is nothing at this path.
