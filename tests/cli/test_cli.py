@@ -57,6 +57,12 @@ def test_help_lists_all_commands_and_each_has_its_own(run: Run) -> None:
     assert __version__ in run("--version").out
 
 
+def test_the_page_lists_all_commands() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text().partition("## All commands")[2]
+    listed = [line.split("`")[1].split()[0] for line in page.splitlines() if line.startswith(("| `", "| [`"))]
+    assert sorted(listed) == sorted(COMMANDS)
+
+
 def test_mistakes_have_status_2(run: Run) -> None:
     for words in (
         ["lss"],
