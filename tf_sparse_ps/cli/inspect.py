@@ -123,7 +123,7 @@ def _table_rows(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "shard", f"node {table['shard']['node']} of {table['shard']['nodes']}"
     yield "planes", ", ".join(f"{plane['name']} {size(plane['bytes'])}" for plane in table["planes"])
     if index := table["index"]:
-        yield "index", f"{size(index['bytes'])}, {index['load']:.0%} of {count(index['segments'])} segments used"
+        yield "index", f"{size(index['bytes'])}, {index['load']:.0%} full, segments: {count(index['segments'])}"
     if tiers := table["tiers"]:
         yield (
             "on disk",
@@ -131,7 +131,15 @@ def _table_rows(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{size(tiers['memory'])}",
         )
     if table["policies"]:
-        yield "policies", "; ".join(f"{name}: {policy}" for name, policy in table["policies"].items())
+        yield "policies", "; ".join(f"{name} {_policy(policy)}" for name, policy in table["policies"].items())
+    if table.get("evicted_unused") or table.get("evicted_excess"):
+        unused, excess = count(table["evicted_unused"]), count(table["evicted_excess"])
+        yield "evicted", f"{unused} unused rows, {excess} rows above max_rows"
+    if table.get("admitted") or table.get("gradients_dropped"):
+        yield (
+            "admitted",
+            f"{count(table['admitted'])} keys, {count(table['gradients_dropped'])} gradients dropped before",
+        )
     for file in table.get("files", ()):
         kind = "layer" if file["layer"] else "base"
         yield kind, f"{file['name']}: {count(file['keys'])} keys, {count(file['rows'])} rows, {size(file['bytes'])}"
@@ -139,6 +147,11 @@ def _table_rows(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "stored as", f"{table['stored_as']}; absent keys read {table['absent']} values"
     if table.get("device_dirty_since_step") is not None:
         yield "newer rows", f"on a device, since step {table['device_dirty_since_step']}"
+
+
+def _policy(policy: dict[str, Any]) -> str:
+    """Returns the options of a policy that are set."""
+    return ", ".join(f"{name}={value}" for name, value in policy.items() if value not in (None, False, [], ()))
 
 
 def _initializer(initializer: dict[str, Any]) -> str:
