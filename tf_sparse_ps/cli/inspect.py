@@ -136,10 +136,8 @@ def _table_rows(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
         unused, excess = count(table["evicted_unused"]), count(table["evicted_excess"])
         yield "evicted", f"{unused} unused rows, {excess} rows above max_rows"
     if table.get("admitted") or table.get("gradients_dropped"):
-        yield (
-            "admitted",
-            f"{count(table['admitted'])} keys, {count(table['gradients_dropped'])} gradients dropped before",
-        )
+        dropped = count(table["gradients_dropped"])
+        yield "admitted", f"{count(table['admitted'])} keys; {dropped} gradients of keys without a row were dropped"
     for file in table.get("files", ()):
         kind = "layer" if file["layer"] else "base"
         yield kind, f"{file['name']}: {count(file['keys'])} keys, {count(file['rows'])} rows, {size(file['bytes'])}"
