@@ -27,7 +27,7 @@ _DEFAULT = "tf_sparse_ps-"
 
 
 def in_folder(path: str) -> list[dict[str, Any]]:
-    """Describes the groups of a folder, and what stands where a group could be.
+    """Describes the groups of a folder, and links and folders of other users in it.
 
     Args:
       path: The folder.

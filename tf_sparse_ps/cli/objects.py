@@ -1,4 +1,4 @@
-"""`find`: what a path is. A group, a table, a sparse-parameter file, a checkpoint or a served version."""
+"""`find` tells a group, a table, a sparse-parameter file, a checkpoint and a served version apart by their paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoredObject:
       path: The path; for a directory of checkpoints or versions, that of the newest one.
       kind: "group", "table", "parameter_file", "checkpoint" or "version".
       step: The step that it has.
-      facts: What `inspect` shows besides the tables. It depends on the kind.
+      facts: Values that `inspect` shows besides the tables. They depend on the kind.
       tables: Its tables.
       sketches: The counts of keys without a row that a checkpoint has, for `diff`.
     """
@@ -63,7 +63,7 @@ def plain_name(name: str) -> str:
 
 
 def find(path: Path) -> tuple[str, Path]:
-    """Finds out what a path is. Reads no table.
+    """Finds out the kind of the object at a path. Reads no table.
 
     Args:
       path: The path.
@@ -103,7 +103,7 @@ def find(path: Path) -> tuple[str, Path]:
 
 
 def open_object(path: Path) -> StoredObject:
-    """Opens what a path is. Reads the headers of files.
+    """Opens the object at a path. Reads the headers of files.
 
     Raises:
       NotFoundError, UnsupportedError: As `find`.
