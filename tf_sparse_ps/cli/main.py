@@ -15,7 +15,7 @@ COMMANDS = {
     "run": "Starts the ranks of a job.",
     "ls": "Lists the groups of tables on this machine.",
     "inspect": "Shows what a group, table, file, checkpoint or version contains.",
-    "verify": "Reads all of it, and checks all checksums.",
+    "verify": "Reads all of a path, and checks all checksums.",
     "get": "Prints the rows of keys.",
     "diff": "Compares two tables, files, checkpoints or versions.",
     "clean": "Removes the tables of jobs that were killed.",
