@@ -2,7 +2,7 @@
 
 import sys
 
-from tf_sparse_ps.launch import main
+from tf_sparse_ps.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,16 +14,16 @@ import tensorflow as tf
 from tables_support import dense_of_checkpoint, erase, kinds, make_model, of_checkpoint, of_tables, train
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import cli
 from tf_sparse_ps.checkpoints import compaction, directory, stored_checkpoint
 from tf_sparse_ps.config import TableConfig
-from tf_sparse_ps.launch import command_line
 from tf_sparse_ps.table import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
 
 
 def run(*arguments: object) -> int:
-    return command_line.main(["checkpoint", *map(str, arguments)])
+    return cli.main(["checkpoint", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -214,8 +214,8 @@ def test_one_checkpoint_may_be_named(saved: Any, capsys: pytest.CaptureFixture[s
 def test_the_commands_need_no_tensorflow(saved: Any) -> None:
     path, _, _ = saved
     code = (
-        "import sys; from tf_sparse_ps.launch import command_line;"
-        f"s = [command_line.main(['checkpoint', *a]) for a in (['verify', {str(path)!r}], ['diff', {str(path)!r}],"
+        "import sys; from tf_sparse_ps import cli;"
+        f"s = [cli.main(['checkpoint', *a]) for a in (['verify', {str(path)!r}], ['diff', {str(path)!r}],"
         f" ['export', {str(path)!r}, '--to', {str(path.parent / 'out')!r}], ['compact', {str(path)!r}])];"
         "assert s == [0, 1, 0, 0], s; assert 'tensorflow' not in sys.modules"
     )

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_sparse_ps import cli
 from tf_sparse_ps.checkpoints import array_file, fault_points, manifest, stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, UnsupportedError, WriterLockedError
-from tf_sparse_ps.launch import command_line
 
 HERE = Path(__file__).resolve().parent
 
@@ -356,24 +356,24 @@ def test_a_folder_is_checked_by_itself(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line.main(["checkpoint", "list", str(tmp_path)]) == 1
+    assert cli.main(["checkpoint", "list", str(tmp_path)]) == 1
     assert "has no checkpoints" in capsys.readouterr().err
     checkpoints = CheckpointDirectory(tmp_path)
     older, newer = support.save(checkpoints, 10), support.save(checkpoints, 20)
     for command in ("list", "verify"):
-        assert command_line.main(["checkpoint", command, str(tmp_path)]) == 0
+        assert cli.main(["checkpoint", command, str(tmp_path)]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines] == [newer.name, older.name]
         assert "epoch 0, batch 20, 0 tables" in lines[0]
     data = bytearray((newer / support.FILES[0]).read_bytes())
     data[100] ^= 1
     (newer / support.FILES[0]).write_bytes(data)
-    assert command_line.main(["checkpoint", "list", "--json", str(tmp_path)]) == 0  # `list` does not read the file
+    assert cli.main(["checkpoint", "list", "--json", str(tmp_path)]) == 0  # `list` does not read the file
     assert [listed["step"] for listed in json.loads(capsys.readouterr().out)] == [20, 10]
-    assert command_line.main(["checkpoint", "verify", "--json", str(tmp_path)]) == 1
+    assert cli.main(["checkpoint", "verify", "--json", str(tmp_path)]) == 1
     listed = json.loads(capsys.readouterr().out)
     assert "first.npz is damaged: its checksum is" in listed[0]["problem"]
     assert (listed[1]["name"], listed[1]["problem"]) == (older.name, None)
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["checkpoint", "list", str(tmp_path / "none")])
+        cli.main(["checkpoint", "list", str(tmp_path / "none")])
     assert "is no directory" in capsys.readouterr().err

@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import callbacks
+from tf_sparse_ps import callbacks, cli
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.callbacks import rank_clock
-from tf_sparse_ps.checkpoints import array_file, commands, fault_points, manifest, stored_checkpoint, tables, variables
+from tf_sparse_ps.checkpoints import array_file, fault_points, manifest, stored_checkpoint, tables, variables
 from tf_sparse_ps.checkpoints.resumable import ResumableDataset
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 
@@ -309,7 +309,7 @@ def test_parts_of_different_steps_are_refused_by_name(tmp_path: Path) -> None:
     fit(saved_model, callbacks.Checkpoint(tmp_path / "a", every_steps=2, incremental=False), epochs=1)
     names = folders(tmp_path / "a")
     step = tables.committed_step()
-    assert commands.main(["verify", str(tmp_path / "a")]) == 0
+    assert cli.main(["checkpoint", "verify", str(tmp_path / "a")]) == 0
     for file, text in (
         ("t0000-table0.tfsps", f"table 'table0' at step {step - 1}, and the checkpoint's other tables .* step {step}:"),
         (manifest.VARIABLES, "variables.npz is of step 4 .* and the checkpoint's manifest of step 5"),
@@ -320,7 +320,7 @@ def test_parts_of_different_steps_are_refused_by_name(tmp_path: Path) -> None:
         restored_model = make_model()
         with pytest.raises(StateError, match=text):
             tsps.Checkpointer(tmp_path / "b", restored_model, restored_model.optimizer).restore()
-        assert commands.main(["verify", str(tmp_path / "b")]) == 1
+        assert cli.main(["checkpoint", "verify", str(tmp_path / "b")]) == 1
 
 
 def test_variables_beside_the_model_that_the_optimizer_trains_are_refused(tmp_path: Path) -> None:

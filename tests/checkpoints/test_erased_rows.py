@@ -15,9 +15,9 @@ import pytest
 from tables_support import KEYS, dense_of_checkpoint, keras, kinds, make_model, of_checkpoint, of_tables, train
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import cli
 from tf_sparse_ps.checkpoints import directory, erasing
 from tf_sparse_ps.errors import InvalidArgumentError, StateError, UnsupportedError
-from tf_sparse_ps.launch import command_line
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
 GONE = np.arange(0, KEYS, 7)
@@ -26,14 +26,14 @@ GONE = np.arange(0, KEYS, 7)
 KILLED = """
 import os, signal
 from tf_sparse_ps.checkpoints import fault_points
-from tf_sparse_ps.launch import command_line
+from tf_sparse_ps import cli
 fault_points.set_action(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == {point!r} else None)
-command_line.main({command})
+cli.main({command})
 """
 
 
 def run(*arguments: object) -> int:
-    return command_line.main(["checkpoint", *map(str, arguments)])
+    return cli.main(["checkpoint", *map(str, arguments)])
 
 
 def layer_of(model: Any, number: int = 0) -> Any:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import cli
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import commands, directory, fault_points, manifest, stored_checkpoint, stored_rows, tables
+from tf_sparse_ps.checkpoints import directory, fault_points, manifest, stored_checkpoint, stored_rows, tables
 from tf_sparse_ps.errors import StateError
 
 keras = _keras.keras
@@ -243,7 +244,7 @@ def test_a_compacted_checkpoint_has_them(tmp_path: Path, reached: list[str]) -> 
         checkpointer.save(step)
     assert stored_checkpoint.look(newest(tmp_path)).builds_on
     must_equal(content(restore(tmp_path)[1]), content(model))
-    assert commands.main(["compact", str(tmp_path)]) == 0
+    assert cli.main(["checkpoint", "compact", str(tmp_path)]) == 0
     assert not stored_checkpoint.look(newest(tmp_path)).builds_on
     assert all(part.rows_checksum for part in stored_checkpoint.look(newest(tmp_path)).manifest.all_parts)
     must_equal(content(restore(tmp_path)[1]), content(model))

@@ -21,9 +21,9 @@ import pytest
 from format_support import Arrays
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _table, checked_json
+from tf_sparse_ps import _table, checked_json, cli
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import array_file, commands, manifest, stored_checkpoint, tables
+from tf_sparse_ps.checkpoints import array_file, manifest, stored_checkpoint, tables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config import MetadataPlane, TableConfig
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
@@ -201,7 +201,7 @@ def test_a_parameter_file_has_the_rows_that_were_written(stored_format: Format, 
 @entries("checkpoint")
 def test_a_checkpoint_has_the_rows_that_were_written(stored_format: Format, entry: str, scratch: Path) -> None:
     folder, expected = stored_format.unpack(entry, scratch), stored_format.expected(entry)
-    assert commands.main(["verify", os.fspath(folder)]) == 0
+    assert cli.main(["checkpoint", "verify", os.fspath(folder)]) == 0
     names = {name.split("/")[0] for name in expected}
     assert names == {path.name for path in folder.iterdir()}
     for name in names:
@@ -431,7 +431,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(scratch: Path, capsys: pytes
     with pytest.raises(UnsupportedError) as error:
         stored_checkpoint.check(newest)
     must_name(str(error.value), os.fspath(path), "has version 77", "reads versions 1 to 4", LATER_VERSION)
-    assert commands.main(["list", os.fspath(folder)]) == 1
+    assert cli.main(["checkpoint", "list", os.fspath(folder)]) == 1
     assert LATER_VERSION in capsys.readouterr().out
 
 
@@ -511,7 +511,7 @@ def test_a_damaged_checkpoint_is_refused(stored_format: Format, entry: str, scra
     flip(min(newest.glob("*.tfsps")), -40)
     with pytest.raises(DamagedFileError, match="is damaged: its checksum is"):
         stored_checkpoint.check(newest)
-    assert commands.main(["verify", os.fspath(folder)]) == 1
+    assert cli.main(["checkpoint", "verify", os.fspath(folder)]) == 1
 
 
 @entries("version")

@@ -21,9 +21,9 @@ import pytest
 import this_rank
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import errors
+from tf_sparse_ps import cli, errors
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import commands, directory, fault_points, stored_checkpoint, tables, variables
+from tf_sparse_ps.checkpoints import directory, fault_points, stored_checkpoint, tables, variables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.table.shards import Shard
@@ -164,9 +164,9 @@ def save_to_one_directory(model: Any, folder: Path) -> None:
     checkpointer.wait()
     assert len(stored_checkpoint.check(path).builds_on) == 3
     if this_rank.rank() == 0:
-        assert commands.main(["verify", str(folder / "shared")]) == 0
+        assert cli.main(["checkpoint", "verify", str(folder / "shared")]) == 0
         shutil.copytree(folder / "shared", folder / "compacted")
-        assert commands.main(["compact", str(folder / "compacted"), "--keep", "1"]) == 0
+        assert cli.main(["checkpoint", "compact", str(folder / "compacted"), "--keep", "1"]) == 0
     leftovers = [path.name for path in (folder / "shared").iterdir() if path.name.startswith((".saving", ".removing"))]
     assert leftovers == []
     # One machine does not see the directory.
@@ -200,9 +200,11 @@ def save_to_own_directories(model: Any, folder: Path) -> None:
     assert sorted(own_folder.glob("step-*")) == paths, "what others do not have is still there"
     assert len(checked.builds_on) == 2
     assert checked.manifest.node == this_rank.rank()
-    assert commands.main(["verify", str(own_folder)]) == 0
-    assert commands.main(["diff", str(own_folder)]) == 1
-    assert commands.main(["export", str(own_folder), "--to", str(folder / f"exported-{this_rank.rank()}")]) == 0
+    assert cli.main(["checkpoint", "verify", str(own_folder)]) == 0
+    assert cli.main(["checkpoint", "diff", str(own_folder)]) == 1
+    assert (
+        cli.main(["checkpoint", "export", str(own_folder), "--to", str(folder / f"exported-{this_rank.rank()}")]) == 0
+    )
     for number, name in enumerate(NAMES):
         (part,) = checked.manifest.parts(number)
         assert part.content == "changes"

@@ -14,7 +14,7 @@ from moto.server import ThreadedMotoServer
 sys.path.insert(0, os.fspath(Path(__file__).parent))
 from table_versions import make_table, must_equal, write
 
-from tf_sparse_ps.launch import command_line
+from tf_sparse_ps import cli
 from tf_sparse_ps.serving.sources import file_system
 
 BUCKET = "s3://versions"
@@ -52,8 +52,8 @@ def follow(folder: Path) -> None:
         write(folder / f"trainer/{number}", table, base)
         up = ["follow", os.fspath(folder / "trainer"), f"{BUCKET}/serve", "--once", "--keep", "2"]
         down = ["follow", f"{BUCKET}/serve", os.fspath(folder / "server"), "--once"]
-        assert command_line.main(up) == 0
-        assert command_line.main(down) == 0
+        assert cli.main(up) == 0
+        assert cli.main(down) == 0
         must_equal(folder / f"server/{number}", table)
     table.close()
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from table_versions import make_table, must_have, table_content, write
 
+from tf_sparse_ps import cli
 from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, UnsupportedError
-from tf_sparse_ps.launch import command_line
 from tf_sparse_ps.serving import ServingTable, fault_points
 from tf_sparse_ps.serving.follow import Follower
 from tf_sparse_ps.serving.sources import source
@@ -119,16 +119,16 @@ def test_a_url_is_a_destination(trainer: Trainer, tmp_path: Path, capfd: pytest.
     url, directory = "memory://store/serve", tmp_path / "server"
     try:
         for _ in range(4):
-            assert command_line.main(["follow", os.fspath(trainer.serve), url, "--once", "--keep", "2", "--json"]) == 0
+            assert cli.main(["follow", os.fspath(trainer.serve), url, "--once", "--keep", "2", "--json"]) == 0
             trainer.publish()
         sent = [json.loads(line)["bytes"] for line in capfd.readouterr().out.splitlines()]
         assert len(sent) == 4
         assert max(sent[1:]) < sent[0] / 4
         assert sorted(Path(path).name for path in files.ls("/store/serve", detail=False)) == ["3", "4"]
-        assert command_line.main(["follow", url, os.fspath(directory), "--once"]) == 0
+        assert cli.main(["follow", url, os.fspath(directory), "--once"]) == 0
         trainer.check(directory / "4")
         with pytest.raises(SystemExit):
-            command_line.main(["follow", os.fspath(trainer.serve), url, "--rollback"])
+            cli.main(["follow", os.fspath(trainer.serve), url, "--rollback"])
     finally:
         files.rm("/store", recursive=True)
 
@@ -188,7 +188,7 @@ def test_versions_are_selected(trainer: Trainer, tmp_path: Path) -> None:
 def test_the_command_follows(trainer: Trainer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "server"
     command = [os.fspath(trainer.serve), os.fspath(directory)]
-    assert command_line.main(["follow", *command, "--once", "--json"]) == 0
+    assert cli.main(["follow", *command, "--once", "--json"]) == 0
     facts = json.loads(capfd.readouterr().out)
     assert facts["version"] == os.fspath(directory / "1")
     program = [sys.executable, "-m", "tf_sparse_ps", "follow", *command, "--every", "0.05"]
@@ -200,9 +200,9 @@ def test_the_command_follows(trainer: Trainer, tmp_path: Path, capfd: pytest.Cap
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
     trainer.check(directory / "3")
-    assert command_line.main(["follow", *command, "--rollback"]) == 0
+    assert cli.main(["follow", *command, "--rollback"]) == 0
     assert capfd.readouterr().out == f"{directory} has version 2 as its newest\n"
-    assert command_line.main(["follow", *command, "--pin", "9"]) == 2
+    assert cli.main(["follow", *command, "--pin", "9"]) == 2
     assert "has version 9" in capfd.readouterr().err
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from served_model import keras, make_model, train
 from serving_support import files_of
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.launch import command_line
+from tf_sparse_ps import cli
 from tf_sparse_ps.serving.version import Version
 
 IDS = np.arange(60, dtype=np.int64).reshape(-1, 2)
@@ -61,7 +63,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
 
 
 def publish(*arguments: str | Path) -> int:
-    return command_line.main(["publish", *map(os.fspath, arguments)])
+    return cli.main(["publish", *map(os.fspath, arguments)])
 
 
 def test_a_checkpoint_becomes_a_layer_of_a_version(
@@ -72,6 +74,8 @@ def test_a_checkpoint_becomes_a_layer_of_a_version(
     assert publish(older, tmp_path / "serve/2", "--base", folder / "serve/1", "--json") == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert facts == {"version": os.fspath(tmp_path / "serve/2"), "step": seen[0]["step"]}
+    schema = resources.files("tf_sparse_ps.cli") / "schemas" / "publish.json"
+    jsonschema.validate(facts, json.loads(schema.read_text()))
     must_have(tmp_path / "serve/2", seen[0])
     assert files_of(tmp_path / "serve/2") == ["layer", "base"]
     # The newest checkpoint of a directory; its rows are those of the version.

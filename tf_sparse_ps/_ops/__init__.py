@@ -101,7 +101,7 @@ from tf_sparse_ps._ops.groups import (
     take_index_seed,
     wait_step,
 )
-from tf_sparse_ps._ops.library import TENSORFLOW_RANGE, check_tensorflow_version, lib
+from tf_sparse_ps._ops.library import check_tensorflow_version, lib
 from tf_sparse_ps._ops.lookups import (
     Lookup,
     PooledLookup,
@@ -135,7 +135,6 @@ __all__ = [
     "NO_OBJECTIONS",
     "RANKS_DIFFER",
     "RING_COUNTERS",
-    "TENSORFLOW_RANGE",
     "Copy",
     "DiskCounters",
     "Divided",

@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-TENSORFLOW_RANGE = ((2, 15), (2, 21))
+from tf_sparse_ps._version import TENSORFLOW_RANGE
+
 _WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__\S*\}\} | \[Op:\w+\]$")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def compare(old: StoredCheckpoint, new: StoredCheckpoint) -> dict[str, Any]:
             for checkpoint, by_name in zip((old, new), numbers, strict=True)
         )
         tables[name] = _compare_rows(old_digests, new_digests)
-    variables = _compare_variables(old, new)
+    variables = compare_variables(old, new)
     rows_equal = all(
         "only_in" not in counts and not counts["changed"] and not counts["added"] and not counts["removed"]
         for counts in tables.values()
@@ -65,27 +66,42 @@ _Digests = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]
 
 
 def _digests(rows: StoredRows, name: str) -> _Digests:
-    """Returns the keys of a table, ascending, and for each a checksum of its row and slots."""
+    with bar(rows.at_most, f"read {name}") as progress:
+
+        def blocks() -> Iterator[Block]:
+            for block in rows.blocks():
+                progress.update(len(block.keys))
+                yield block
+
+        return digests(blocks())
+
+
+def digests(blocks: Iterable[Block]) -> _Digests:
+    """Returns the keys of a table, ascending, and for each a checksum of its row, slots and metadata."""
     keys: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     sums: list[npt.NDArray[np.uint64]] = [np.empty(0, np.uint64)]
-    with bar(rows.at_most, f"read {name}") as progress:
-        for block in rows.blocks():
-            keys.append(block.keys)
-            sums.append(_sums(block))
-            progress.update(len(block.keys))
+    for block in blocks:
+        keys.append(block.keys)
+        sums.append(_sums(block))
     all_keys = np.concatenate(keys)
     order = np.argsort(all_keys)
     return all_keys[order], np.concatenate(sums)[order]
 
 
 def _sums(block: Block) -> npt.NDArray[np.uint64]:
-    metadata = [np.ascontiguousarray(plane).reshape(len(plane), -1) for _, plane in sorted(block.metadata.items())]
-    planes = [plane.view(np.uint32) for plane in (block.rows, *block.slots, *metadata)]
-    words = np.concatenate(planes, 1).astype(np.uint64)
+    planes = (block.rows, *block.slots, *(plane for _, plane in sorted(block.metadata.items())))
+    words = np.concatenate([_words(plane) for plane in planes], 1).astype(np.uint64)
     # Odd multipliers, the same ones for each checkpoint.
     weights = np.random.default_rng(1).integers(0, 1 << 63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
     sums: npt.NDArray[np.uint64] = (words * weights).sum(1, dtype=np.uint64)
     return sums
+
+
+def _words(plane: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """Returns the bytes of each row, [n, elements], as uint32[n, words], with zeros at the end."""
+    row_bytes = plane.itemsize * int(np.prod(plane.shape[1:]))
+    rows = np.ascontiguousarray(plane).view(np.uint8).reshape(len(plane), row_bytes)
+    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, -row_bytes % 4)))).view(np.uint32)
 
 
 def _compare_rows(old: _Digests, new: _Digests) -> dict[str, int]:
@@ -99,8 +115,12 @@ def _compare_rows(old: _Digests, new: _Digests) -> dict[str, int]:
     }
 
 
-def _compare_variables(old: StoredCheckpoint, new: StoredCheckpoint) -> dict[str, list[str]]:
-    """Compares variables by their order: Keras numbers the names in each process from the beginning."""
+def compare_variables(old: StoredCheckpoint, new: StoredCheckpoint) -> dict[str, list[str]]:
+    """Compares dense variables by their order: Keras numbers the names in each process from the beginning.
+
+    Returns:
+      The names of the variables that are `changed`, `only_in_old` and `only_in_new`.
+    """
     names = [variable_names(checkpoint.manifest.variables) for checkpoint in (old, new)]
     sums = [_variable_sums(checkpoint.path, checkpoint.manifest.variables) for checkpoint in (old, new)]
     n_common = min(map(len, names))

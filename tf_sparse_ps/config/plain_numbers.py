@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,3 @@ def check_interval(every_steps: Any, every_seconds: Any) -> None:
     if not (every_steps or every_seconds or 0) > 0:
         name, value = ("every_steps", every_steps) if every_seconds is None else ("every_seconds", every_seconds)
         raise ValueError(f"`{name}` must be above 0. Received: {name}={value!r}")
-
-
-def positive_integer(text: str) -> int:
-    """Returns the number that an argument of a command is. Raises ArgumentTypeError if it is below 1 or no number."""
-    if not text.isdecimal() or (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1. Received: {text!r}")
-    return number

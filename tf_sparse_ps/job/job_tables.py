@@ -22,7 +22,6 @@ from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.config.policies import describe_changes
 from tf_sparse_ps.config.table_config import TableConfig
 from tf_sparse_ps.errors import StateError, UnsupportedError
-from tf_sparse_ps.job import stored_policies
 from tf_sparse_ps.job.cached_binding import CachedBinding
 from tf_sparse_ps.job.identity import Identity, digest
 from tf_sparse_ps.job.node_group import NodeGroup
@@ -30,7 +29,7 @@ from tf_sparse_ps.job.table_binding import TableBinding, number_of
 from tf_sparse_ps.job.table_lifetime import TableLifetimes
 from tf_sparse_ps.job.table_seeds import TableSeeds
 from tf_sparse_ps.node import job_folder
-from tf_sparse_ps.table import disk_folders, newer_rows
+from tf_sparse_ps.table import disk_folders, newer_rows, stored_policies
 from tf_sparse_ps.table.arrays import checksum
 
 ACCEPT = "TFSPS_ACCEPT_LOST_ROWS"  # the name of a job that may continue although rows on a device were lost

@@ -82,19 +82,30 @@ def remove_leftovers(folder: str, *, keep: str) -> list[str]:
       keep: The path of a group that stays.
     """
     removed = []
-    for path in _groups_of_unnamed_jobs(folder):
+    for path in leftovers(folder):
         if path == keep:
             continue
-        try:
-            alive = _table.has_writer(path)
-        except TableError:  # a group that cannot be read stays
-            continue
-        if not alive:
-            size = mebibytes(path)
-            remove_group(path)
-            say(f"removed {path} ({size}), the tables of a job that was killed or ran out of room")
-            removed.append(path)
+        size = mebibytes(path)
+        remove_group(path)
+        say(f"removed {path} ({size}), the tables of a job that was killed or ran out of room")
+        removed.append(path)
     return removed
+
+
+def leftovers(folder: str) -> list[str]:
+    """Returns the paths of the groups of unnamed jobs whose leader is dead.
+
+    The caller has locked the folder, or checks again before it removes one (see `remove_leftovers`).
+
+    Args:
+      folder: The folder that contains the groups.
+    """
+    paths = []
+    for path in _groups_of_unnamed_jobs(folder):
+        with contextlib.suppress(TableError):  # a group that cannot be read stays
+            if not _table.has_writer(path):
+                paths.append(path)
+    return paths
 
 
 def remove_groups_of(pids: Collection[int]) -> None:
@@ -150,7 +161,12 @@ def say(text: str) -> None:
 
 def mebibytes(folder: str) -> str:
     """Returns the size of the files of a folder as text."""
-    return f"{sum(_bytes(folder)) / 2**20:,.0f} MiB"
+    return f"{bytes_of(folder) / 2**20:,.0f} MiB"
+
+
+def bytes_of(folder: str) -> int:
+    """Returns the size of the files of a folder, in bytes."""
+    return sum(_bytes(folder))
 
 
 def _bytes(folder: str) -> Iterator[int]:

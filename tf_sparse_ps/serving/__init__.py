@@ -7,7 +7,7 @@ Only `load` needs TensorFlow.
 - `version`: the folder of a version and its manifest; `version_builder`: makes one, from one before it.
 - `layer_plan`: which files of a table are merged; `base_writer`: merges all of them while versions appear.
 - `retention`: which versions are removed.
-- `follow`, `upload` and `sources`: copies versions from and to elsewhere; `commands`: `tf-sparse-ps follow`.
+- `follow`, `upload` and `sources`: copies versions from and to elsewhere, for `tf-sparse-ps follow`.
 - `loaded_model`: `load`, the newest version of a model in TensorFlow.
 """
 

@@ -4,7 +4,8 @@
 - `several_tables`: one step, read or scan of several tables; `scan`: the results of reading a whole table.
 - `groups`: the groups that are open in this process; `path_claim`: one writer at a time for a path.
 - `shards`: the part of a sharded table that a node has; `disk_folders`: the folders of rows on disk.
-- `newer_rows`: tables whose newest rows are on a device; `arrays`, `progress`: helpers.
+- `stored_policies`: the policies of a named job's tables; `newer_rows`: tables whose newest rows are on a device.
+- `arrays`, `progress`: helpers.
 """
 
 from tf_sparse_ps.table.scan import Block, Changes, Report, Scan

@@ -35,6 +35,17 @@ def replace(table_path: str, policies: Mapping[str, Any]) -> Mapping[str, Any] |
     return before
 
 
+def read(table_path: str) -> Mapping[str, Any] | None:
+    """Returns the policies that are stored for a table; None if there are none.
+
+    Args:
+      table_path: The path of the table. Its folder belongs to this user.
+    """
+    parent, name = os.path.split(table_path)
+    with Folder.open(parent, Trust.OWN) as folder:
+        return _read(folder, f".policies-{name}")
+
+
 def _read(folder: Folder, file: str) -> Mapping[str, Any] | None:
     try:
         with os.fdopen(folder.open_file(file, os.O_RDONLY), encoding="utf-8") as stream:

@@ -1,0 +1,14 @@
+"""The command line of `tf-sparse-ps`. Only `publish` imports TensorFlow.
+
+- `main`: finds the module of a command and runs it. `command`: what all commands share. `display`: what they print.
+- `run`, `checkpoint`, `publish`, `follow`: these have one module for each command or family of commands.
+- `ls`, `clean`: the groups on this machine, which `groups` describes.
+- `inspect`, `verify`, `get`, `diff`: any path. `objects` finds out what it is, `contents` reads its rows, `histograms`
+  counts and `comparing` compares them.
+- `doctor`: `software_checks`, `machine_checks` and `disk_check` make `checks`.
+- `schemas/*.json`: the JSON that commands print.
+"""
+
+from tf_sparse_ps.cli.main import main
+
+__all__ = ["main"]

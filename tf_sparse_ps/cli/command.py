@@ -1,0 +1,52 @@
+"""`Command`, the class of all commands, which reports their errors; options and types that they share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from tf_sparse_ps.errors import LaunchError, TableError
+
+
+class Command(click.Command):
+    """A command that reports an error of tables, files or the launcher in one line, with its exit status."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Runs the command."""
+        try:
+            status = super().invoke(context)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except (TableError, OSError) as error:
+            click.echo(f"{context.command_path}: {error}", err=True)
+            return 2
+        except LaunchError as error:
+            click.echo(f"tf-sparse-ps: {error}", err=True)
+            return error.status
+        return status
+
+
+# Paths that cannot be read get the library's own error.
+PATH = click.Path(path_type=Path, readable=False)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def mistake(message: str) -> NoReturn:
+    """Ends the command, because its arguments do not fit together. The exit status is 2."""
+    raise click.UsageError(message, ctx=click.get_current_context(silent=True))
+
+
+def positive_integer(value: str | int) -> int:
+    """Returns the number that an argument is. Raises BadParameter if it is below 1 or no integer."""
+    if not str(value).isdecimal() or (number := int(value)) < 1:
+        raise click.BadParameter(f"must be an integer of at least 1. Received: {value!r}")
+    return number
+
+
+table_option = click.option("--table", metavar="NAME", help="The table, if PATH has several.")

@@ -1,0 +1,88 @@
+"""Prints results: tables for people, and one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+_LOG_COLUMNS = 1000  # outside of a terminal no line is wrapped or cut
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def print_json(facts: Any) -> None:
+    """Prints one JSON document."""
+    click.echo(json.dumps(facts, indent=1, allow_nan=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Prints aligned columns. There are neither colours nor trailing blanks outside of a terminal.
+
+    Args:
+      columns: The titles.
+      rows: The cells of each row.
+      right: The titles of the columns that are aligned to the right.
+    """
+    from rich.console import Console  # imported here, because JSON needs no rich
+    from rich.table import Table  # for the same reason
+
+    table = Table(box=None, show_edge=False, pad_edge=False, header_style="bold")
+    for title in columns:
+        table.add_column(title, justify="right" if title in right else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    _print(Console(file=sys.stdout, markup=False, highlight=False, width=_width()), table)
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Prints names and values in two columns. A long value is continued in its column."""
+    from rich.console import Console  # imported here, because JSON needs no rich
+    from rich.table import Table  # for the same reason
+
+    table = Table(box=None, show_header=False, show_edge=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in facts:
+        table.add_row(*row)
+    _print(Console(file=sys.stdout, markup=False, highlight=False, width=_width()), table)
+
+
+def _width() -> int | None:
+    return None if sys.stdout.isatty() else _LOG_COLUMNS
+
+
+def _print(console: Any, renderable: Any) -> None:
+    if console.is_terminal:
+        console.print(renderable)
+        return
+    with console.capture() as capture:
+        console.print(renderable)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def size(n: float | None) -> str:
+    """Returns a number of bytes in words, such as "4.2 GiB"; "-" for None."""
+    if n is None:
+        return "-"
+    unit = 0
+    while n >= 1024 and unit < len(_UNITS) - 1:
+        n, unit = n / 1024, unit + 1
+    return f"{n:.0f} {_UNITS[unit]}" if unit == 0 else f"{n:.1f} {_UNITS[unit]}"
+
+
+def count(n: int | None) -> str:
+    """Returns a number with separators; "-" for None."""
+    return "-" if n is None else f"{n:,}"
+
+
+def duration(seconds: float | None) -> str:
+    """Returns a time in its largest unit, such as "3 h"; "-" for None."""
+    if seconds is None:
+        return "-"
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
