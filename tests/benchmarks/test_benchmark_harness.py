@@ -34,6 +34,13 @@ def test_variants_take_turns_and_are_divided_by_the_peer() -> None:
     assert compared.low <= compared.median <= compared.high
 
 
+def test_rates_are_counts_by_times() -> None:
+    timed = harness.summarize("s", "c", {"slow": [4.0, 2.0], "fast": [1.0, 1.0]}, peer="slow", unit="ms")
+    slow, fast = harness.rates(timed, 10, peer="slow", unit="ids/s")
+    assert (slow.low, slow.high, slow.unit, slow.ratio) == (2500, 5000, "ids/s", None)
+    assert (fast.median, fast.ratio) == (10_000, pytest.approx(10_000 / 3750))
+
+
 def test_summary_is_the_median_with_the_extremes() -> None:
     slow, fast = harness.summarize("s", "c", {"slow": [4, 2, 90], "fast": [1, 2, 3]}, peer="slow", unit="ms")
     assert (slow.median, slow.low, slow.high, slow.ratio) == (4, 2, 90, None)
@@ -87,6 +94,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "cache",
         "tiers",
         "serving",
+        "serving_peers",
         "checkpoints",
         "input",
         "jobs",
@@ -99,7 +107,7 @@ def test_unknown_suite_is_refused() -> None:
     assert done.returncode == 2
     names = (
         "kernels, layers, step, sizes, policies, drift, growth, cluster, exchange, buckets, delayed, scans, cache, "
-        "tiers, serving, checkpoints, input, jobs, ranks"
+        "tiers, serving, serving_peers, checkpoints, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
@@ -166,6 +174,25 @@ def test_serving_suite_compares_lookups_and_counts_copies(tmp_path: Path) -> Non
     (copies,) = [result["median"] for result in results if result["unit"] == "copies"]
     assert 0.9 < copies < 1.05
     assert {"float32", "int8", "older export"} <= {result["variant"] for result in results}
+
+
+@pytest.mark.nightly
+def test_long_case_of_serving_has_rates(tmp_path: Path) -> None:
+    done = benchmarks("serving", "--long", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert {(result["variant"], result["unit"]) for result in results} == {
+        (name, "ids/s") for name in ("tf.gather", "float32", "int8")
+    }
+
+
+@pytest.mark.nightly
+def test_serving_peers_suite_compares_rates(tmp_path: Path) -> None:
+    done = benchmarks("serving_peers", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert {"tf.gather", "served, tf.function", "served, NumPy", "older export"} <= {r["variant"] for r in results}
+    assert ("Redis: skipped" in done.stdout) != ("Redis, MGET" in {r["variant"] for r in results})
 
 
 @pytest.mark.nightly
