@@ -63,6 +63,7 @@ class Options:
         engines: Whether the suite `ranks` compares the libraries that connect our ranks.
         long: Whether the suite `tiers` trains one table for 15 minutes, or `serving` looks up 10 million rows.
         cluster: The options of the suite `cluster`.
+        movielens: The folder of MovieLens files for the suite `served_rows`; None: generated preferences.
         turns: Waits for this process's turn before each block; None: no other process measures.
     """
 
@@ -74,6 +75,7 @@ class Options:
     engines: bool = False
     long: bool = False
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    movielens: str | None = None
     turns: Turns | None = None
 
 

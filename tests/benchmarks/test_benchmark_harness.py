@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,6 +95,8 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "tiers",
         "serving",
         "serving_peers",
+        "served_rows",
+        "freshness",
         "checkpoints",
         "input",
         "jobs",
@@ -107,7 +109,7 @@ def test_unknown_suite_is_refused() -> None:
     assert done.returncode == 2
     names = (
         "kernels, layers, step, sizes, policies, drift, growth, cluster, exchange, buckets, delayed, scans, cache, "
-        "tiers, serving, serving_peers, checkpoints, input, jobs, ranks"
+        "tiers, serving, serving_peers, served_rows, freshness, checkpoints, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
@@ -193,6 +195,34 @@ def test_serving_peers_suite_compares_rates(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "r.json").read_text())["results"]
     assert {"tf.gather", "served, tf.function", "served, NumPy", "older export"} <= {r["variant"] for r in results}
     assert ("Redis: skipped" in done.stdout) != ("Redis, MGET" in {r["variant"] for r in results})
+
+
+@pytest.mark.nightly
+def test_rows_in_fewer_bytes_keep_the_quality(tmp_path: Path) -> None:
+    done = benchmarks("served_rows", "--quick", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    lost = {(r["case"], r["variant"]): abs(r["median"]) for r in results if r["case"].endswith(" lost")}
+    trained = {r["case"].rpartition(" ")[2]: r["median"] for r in results if r["variant"] == "float32"}
+    assert trained["AUC"] > 0.65
+    assert trained["HR@10"] > 0.3  # by chance: 0.1
+    for (case, variant), value in lost.items():
+        # One of the 600 users of the small case is 0.0017.
+        assert value <= (0.0005 if "AUC" in case else 0.0034), (case, variant)
+    sizes = {r["variant"]: r["ratio"] for r in results if r["unit"] == "MB"}
+    assert sizes["int8"] < sizes["bfloat16"] < 1
+
+
+@pytest.mark.nightly
+def test_freshness_suite_sees_all_that_is_published(tmp_path: Path) -> None:
+    if reason := hosts.unavailable():
+        pytest.skip(reason)
+    done = benchmarks("freshness", "--quick", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = {r["variant"]: r["median"] for r in json.loads((tmp_path / "r.json").read_text())["results"]}
+    assert 2 <= results["served"] <= results["published"]
+    assert 0 < results["p50"] <= results["p99"]
+    assert results["all versions"] >= 1  # bytes of layers by the bytes of the rows that have changed
 
 
 @pytest.mark.nightly
