@@ -63,10 +63,10 @@ def _clicks(options: harness.Options) -> list[harness.Result]:
 
 def _preferences(options: harness.Options) -> list[harness.Result]:
     if options.movielens is None:
-        users, items, epochs = (600, 300, 10) if options.quick else (4_000, 2_000, 6)
+        users, items, epochs = (600, 300, 6) if options.quick else (4_000, 2_000, 6)
         data, source = _generated(users, items), f"{users:,} generated users"
     else:
-        data, source, epochs = movielens.load(options.movielens), "MovieLens-1M", 8
+        data, source, epochs = movielens.load(options.movielens), "MovieLens-1M", 4
     sampler = movielens.NegativeSampler(data, batch=512 if options.quick else 4096)
     model = NeuMF(data.user_count, data.item_count, factors=32, dropout=0.2)
     model({"user": tf.zeros([1], tf.int64), "item": tf.zeros([1], tf.int64)})

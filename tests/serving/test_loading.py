@@ -87,7 +87,8 @@ def test_unnamed_inputs_need_an_export_without_signatures(tmp_path: Path) -> Non
     model, _ = make_model()
     train(model, np.arange(40))
     spec = tf.TensorSpec([None, 2], tf.int64, "ids")
-    tsps.export(model, tmp_path / "1", signatures={"serving_default": tf.function(model, input_signature=[spec])})
+    score = tf.function(lambda ids: {"scores": model(ids)}, input_signature=[spec])
+    tsps.export(model, tmp_path / "1", signatures={"serving_default": score})
     served = tsps.serving.load(tmp_path)
     with pytest.raises(InvalidArgumentError, match="signatures: serving_default"):
         served(IDS)
