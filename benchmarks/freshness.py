@@ -1,6 +1,6 @@
 """The freshness suite: the time from a training step until a server behind a slow link has it.
 
-On host 0 a job trains and publishes every few seconds, and Python's HTTP server shares the versions. On host 1
+On host 0 a job trains and publishes every few seconds, and an HTTP server shares the versions. On host 1
 `tf-sparse-ps follow` copies them, and a process calls `update()`. benchmarks/hosts.py emulates the hosts and the link
 of `--mbit`. Phases with and without publishing alternate.
 """
@@ -41,7 +41,7 @@ def run(options: harness.Options) -> list[harness.Result]:
         env = os.environ | {"PYTHONPATH": root, "TF_CPP_MIN_LOG_LEVEL": "2"}
         python = sys.executable
         url = f"http://{_ADDRESS}:{_PORT}"
-        http = [python, "-m", "http.server", str(_PORT), "--bind", _ADDRESS, "--directory", os.fspath(published)]
+        http = [python, "-m", "benchmarks.file_server", os.fspath(published), _ADDRESS, str(_PORT)]
         follow = [python, "-c", _FOLLOW, "follow", url, os.fspath(served), "--every", "0.2", "--keep", "3"]
         job = [python, "-m", "benchmarks.freshness_job", name, *(["--quick"] if options.quick else [])]
         with hosts.emulated(2, mbit_per_s=mbit) as network, open(folder / "log", "w") as log:

@@ -23,7 +23,7 @@ from tf_sparse_ps.serving.version import Version, complete
 _DIM, _FIELDS, _BATCH = 64, 8, 64
 _EXPONENT = 1.2
 _FILL = 100_000  # ids of a step that fills the table
-_WAIT_S = 180.0
+_WAIT_S = 90.0
 
 
 class _StepTimes(keras.callbacks.Callback):
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    rows, every, phases, phase_s = (20_000, 2.0, 2, 5.0) if options.quick else (2_000_000, 5.0, 4, 30.0)
+    rows, every, phases, phase_s = (20_000, 2.0, 2, 5.0) if options.quick else (2_000_000, 5.0, 4, 25.0)
     published = options.folder / "published"
 
     model = keras.Sequential(
