@@ -29,6 +29,9 @@ SUITES = {
     "cache": "a table with some rows on a device: bytes, step times, and how much of a slow link lookahead hides",
     "tiers": "a table that is larger than its working set, against tables in memory and in a mapped file",
     "serving": "lookups in served tables, against a gather of a dense matrix; opening, and memory of 8 processes",
+    "serving_peers": "lookups in a served table, against a gather, older exports and Redis",
+    "served_rows": "AUC and HR@10 of models that are served with rows in fewer bytes, against rows of float32",
+    "freshness": "the time from a step to a server behind a slow link; bytes, and the cost for training",
     "checkpoints": "saves of 2.6 GB, alone and during training, increments, restores; against copying and reading",
     "input": "the share of a step of make train that waits for its batch, by source of the data",
     "jobs": "the DLRM of make train on 1, 2 and 4 ranks: samples/s, memory, seconds to the first step, AUC",
@@ -50,7 +53,12 @@ def main(argv: list[str] | None = None) -> int:
         "--engines", action="store_true", help="the suite ranks: compare ranks connected by TensorFlow and by Horovod"
     )
     parser.add_argument(
-        "--long", action="store_true", help="the suite tiers: train one table for 15 minutes; see what grows with time"
+        "--long",
+        action="store_true",
+        help="the suite tiers: train one table for 15 minutes; see what grows with time; serving: look up 10M rows",
+    )
+    parser.add_argument(
+        "--movielens", metavar="DIR", help="the suite served_rows: the files of examples/ncf.py, not generated data"
     )
     parser.add_argument("--json", type=Path, help="the file to write (default: build/benchmarks/SUITES.json)")
     parser.add_argument(
@@ -113,10 +121,11 @@ def main(argv: list[str] | None = None) -> int:
             arguments.steps,
             variants,
         ),
+        arguments.movielens,
     )
 
-    if arguments.long and (chosen != ["tiers"] or arguments.against):
-        parser.error("--long goes with the suite tiers alone, and not with --against")
+    if arguments.long and (chosen not in (["tiers"], ["serving"]) or arguments.against):
+        parser.error("--long goes with the suite tiers alone or serving alone, and not with --against")
     with_peers = (*peers.PEERS, "jobs")
     if arguments.peers and (len(chosen) != 1 or chosen[0] not in with_peers or arguments.against):
         parser.error(f"--peers goes with one of the suites {', '.join(with_peers)}, and not with --against")

@@ -61,8 +61,9 @@ class Options:
         peer_python: The interpreter for the replicated jobs of the suites `ranks` and `cluster`; None: this one.
         peers: Whether the suite `jobs` trains with other frameworks, too.
         engines: Whether the suite `ranks` compares the libraries that connect our ranks.
-        long: Whether the suite `tiers` trains one table for 15 minutes.
+        long: Whether the suite `tiers` trains one table for 15 minutes, or `serving` looks up 10 million rows.
         cluster: The options of the suite `cluster`.
+        movielens: The folder of MovieLens files for the suite `served_rows`; None: generated preferences.
         turns: Waits for this process's turn before each block; None: no other process measures.
     """
 
@@ -74,6 +75,7 @@ class Options:
     engines: bool = False
     long: bool = False
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
+    movielens: str | None = None
     turns: Turns | None = None
 
 
@@ -181,6 +183,19 @@ def summarize(
         low, high = min(figures), max(figures)
         results.append(Result(suite, case, name, median, low, high, unit, ratio, blocks=tuple(figures)))
     return results
+
+
+def rates(timed: Sequence[Result], count: int, *, peer: str, unit: str) -> list[Result]:
+    """Returns the results of `compare` as rates.
+
+    Args:
+        timed: Results of one case, in milliseconds.
+        count: The number of things that a call processes.
+        peer: The variant that the others are divided by.
+        unit: The unit of the rates, say "ids/s".
+    """
+    blocks = {result.variant: [count / ms * 1e3 for ms in result.blocks] for result in timed}
+    return summarize(timed[0].suite, timed[0].case, blocks, peer=peer if peer in blocks else None, unit=unit)
 
 
 def zipf_ids(rows: int, count: int, batches: int, *, exponent: float = 1.05, seed: int = 0) -> list[NDArray[np.int64]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +32,13 @@ def test_variants_take_turns_and_are_divided_by_the_peer() -> None:
     assert peer.ratio is None
     assert compared.ratio == pytest.approx(compared.median / peer.median)
     assert compared.low <= compared.median <= compared.high
+
+
+def test_rates_are_counts_by_times() -> None:
+    timed = harness.summarize("s", "c", {"slow": [4.0, 2.0], "fast": [1.0, 1.0]}, peer="slow", unit="ms")
+    slow, fast = harness.rates(timed, 10, peer="slow", unit="ids/s")
+    assert (slow.low, slow.high, slow.unit, slow.ratio) == (2500, 5000, "ids/s", None)
+    assert (fast.median, fast.ratio) == (10_000, pytest.approx(10_000 / 3750))
 
 
 def test_summary_is_the_median_with_the_extremes() -> None:
@@ -87,6 +94,9 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "cache",
         "tiers",
         "serving",
+        "serving_peers",
+        "served_rows",
+        "freshness",
         "checkpoints",
         "input",
         "jobs",
@@ -99,7 +109,7 @@ def test_unknown_suite_is_refused() -> None:
     assert done.returncode == 2
     names = (
         "kernels, layers, step, sizes, policies, drift, growth, cluster, exchange, buckets, delayed, scans, cache, "
-        "tiers, serving, checkpoints, input, jobs, ranks"
+        "tiers, serving, serving_peers, served_rows, freshness, checkpoints, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
@@ -166,6 +176,53 @@ def test_serving_suite_compares_lookups_and_counts_copies(tmp_path: Path) -> Non
     (copies,) = [result["median"] for result in results if result["unit"] == "copies"]
     assert 0.9 < copies < 1.05
     assert {"float32", "int8", "older export"} <= {result["variant"] for result in results}
+
+
+@pytest.mark.nightly
+def test_long_case_of_serving_has_rates(tmp_path: Path) -> None:
+    done = benchmarks("serving", "--long", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert {(result["variant"], result["unit"]) for result in results} == {
+        (name, "ids/s") for name in ("tf.gather", "float32", "int8")
+    }
+
+
+@pytest.mark.nightly
+def test_serving_peers_suite_compares_rates(tmp_path: Path) -> None:
+    done = benchmarks("serving_peers", "--quick", "--blocks", "1", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert {"tf.gather", "served, tf.function", "served, NumPy", "older export"} <= {r["variant"] for r in results}
+    assert ("Redis: skipped" in done.stdout) != ("Redis, MGET" in {r["variant"] for r in results})
+
+
+@pytest.mark.nightly
+def test_rows_in_fewer_bytes_keep_the_quality(tmp_path: Path) -> None:
+    done = benchmarks("served_rows", "--quick", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "r.json").read_text())["results"]
+    lost = {(r["case"], r["variant"]): abs(r["median"]) for r in results if r["case"].endswith(" lost")}
+    trained = {r["case"].rpartition(" ")[2]: r["median"] for r in results if r["variant"] == "float32"}
+    assert trained["AUC"] > 0.65
+    assert trained["HR@10"] > 0.3  # by chance: 0.1
+    for (case, variant), value in lost.items():
+        # One of the 600 users of the small case is 0.0017.
+        assert value <= (0.0005 if "AUC" in case else 0.0034), (case, variant)
+    sizes = {r["variant"]: r["ratio"] for r in results if r["unit"] == "MB"}
+    assert sizes["int8"] < sizes["bfloat16"] < 1
+
+
+@pytest.mark.nightly
+def test_freshness_suite_sees_all_that_is_published(tmp_path: Path) -> None:
+    if reason := hosts.unavailable():
+        pytest.skip(reason)
+    done = benchmarks("freshness", "--quick", "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stderr
+    results = {r["variant"]: r["median"] for r in json.loads((tmp_path / "r.json").read_text())["results"]}
+    assert 2 <= results["served"] <= results["published"]
+    assert 0 < results["p50"] <= results["p99"]
+    assert results["all versions"] >= 1  # bytes of layers by the bytes of the rows that have changed
 
 
 @pytest.mark.nightly

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from served_model import make_model, train
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps.errors import DamagedFileError, NotFoundError
+from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError
 
 IDS = np.arange(40, dtype=np.int64).reshape(-1, 2)
 
@@ -65,6 +66,34 @@ def test_calls_beside_an_update_have_one_version(tmp_path: Path) -> None:
         thread.join()
     assert not problems
     np.testing.assert_array_equal(served(IDS), expected[-1])
+
+
+@pytest.mark.keras2_smoke
+def test_refused_inputs_do_not_block_other_threads(tmp_path: Path) -> None:
+    model, _ = make_model()
+    train(model, np.arange(40))
+    tsps.export(model, tmp_path / "1")
+    served = tsps.serving.load(tmp_path)
+    with pytest.raises(TypeError, match="shape"):
+        served(IDS[:, :1])
+    answers: list[np.ndarray] = []
+    thread = threading.Thread(target=lambda: answers.append(np.asarray(served(IDS))), daemon=True)
+    thread.start()
+    thread.join(60)
+    np.testing.assert_array_equal(answers, [model(IDS)])
+
+
+def test_unnamed_inputs_need_an_export_without_signatures(tmp_path: Path) -> None:
+    model, _ = make_model()
+    train(model, np.arange(40))
+    spec = tf.TensorSpec([None, 2], tf.int64, "ids")
+    score = tf.function(lambda ids: {"scores": model(ids)}, input_signature=[spec])
+    tsps.export(model, tmp_path / "1", signatures={"serving_default": score})
+    served = tsps.serving.load(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="signatures: serving_default"):
+        served(IDS)
+    (named,) = served(ids=IDS).values()
+    np.testing.assert_array_equal(named, model(IDS))
 
 
 def test_what_cannot_be_loaded_leaves_the_present_version(tmp_path: Path) -> None:

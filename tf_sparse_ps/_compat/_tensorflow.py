@@ -102,13 +102,14 @@ def variables_by_key(root: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     graph.ParseFromString(tf.train.load_checkpoint(prefix).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     objects, pending = {0: root}, [0]
+    cache: dict[Any, Any] = {}  # layers of Keras 2 need it
     while pending:
         number = pending.pop()
         node, saved = graph.nodes[number], objects[number]
         for attribute in node.attributes:
             if hasattr(saved, "handle") or hasattr(saved, "value"):
                 yield attribute.checkpoint_key, saved
-        children = tf.train.TrackableView.children(saved, save_type="savedmodel")
+        children = tf.train.TrackableView.children(saved, save_type="savedmodel", cache=cache)
         for child in node.children:
             if child.node_id not in objects and child.local_name in children:
                 objects[child.node_id] = children[child.local_name]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.serving import version as versions
 from tf_sparse_ps.serving.version import Version
 
@@ -22,6 +23,9 @@ class _Loaded:
         _ops.library.load()
         self.version = version
         self.model: Any = tf.saved_model.load(os.fspath(version.path))
+        # A tf.function that refuses its inputs never releases its lock, and calls of other threads wait for it forever
+        # (Function._call of TensorFlow 2.15 to 2.21). Its concrete functions have no such lock.
+        self.serve = self.model.serve.concrete_functions[0] if hasattr(self.model, "serve") else None
 
 
 class ServedModel:
@@ -57,11 +61,20 @@ class ServedModel:
         Args:
           inputs: The arguments of the model, if `tsps.export` was called without `signatures`.
           named_inputs: The arguments of the signature "serving_default".
+
+        Raises:
+          TypeError: The inputs do not have the shapes or types of the model.
+          InvalidArgumentError: `tsps.export` was called with `signatures`, and there are unnamed inputs.
         """
-        model = self._loaded.model
-        if inputs:
-            return model.serve(*inputs)
-        return model.signatures["serving_default"](**named_inputs)
+        loaded = self._loaded
+        if not inputs:
+            return loaded.model.signatures["serving_default"](**named_inputs)
+        if loaded.serve is None:
+            raise InvalidArgumentError(
+                f"{loaded.version.path} was exported with `signatures`, which take inputs by name. Call the model with "
+                f"named inputs, or one of its signatures: {', '.join(loaded.model.signatures)}"
+            )
+        return loaded.serve(*inputs)
 
     def update(self) -> bool:
         """Loads the newest version, unless it is the present one. Returns whether it has loaded one.
