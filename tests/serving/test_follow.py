@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -243,6 +244,20 @@ def test_a_killed_copy_resumes(trainer: Trainer, tmp_path: Path, kills: int) -> 
         assert max(numbers(directory)) == number
     left = [name for name in os.listdir(directory) if name.startswith(".") and not name.endswith(".lock")]
     assert not [name for name in left if name.endswith(".partial")], left
+
+
+def test_a_server_without_ranges_is_refused(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe("/whole/serve/1/version.json", (trainer.serve / "1/version.json").read_bytes())
+
+    def fail(self: Any, *_: Any) -> bytes:
+        raise ValueError("The HTTP server doesn't appear to support range requests")
+
+    monkeypatch.setattr(type(files.open("/whole/serve/1/version.json")), "read", fail)
+    with pytest.raises(
+        UnsupportedError, match=r"memory://whole/serve/1/version.json cannot be read in parts: The HTTP"
+    ):
+        Follower(source("memory://whole/serve"), tmp_path / "server", keep=2).copy_newest()
 
 
 def test_half_a_file_is_completed(trainer: Trainer, tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from tf_sparse_ps.errors import DamagedFileError, NotFoundError, UnsupportedError
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError, TableError, UnsupportedError
 from tf_sparse_ps.serving.version import MANIFEST, OtherFile, VersionManifest, complete, number_of, other_file
 
 
@@ -26,7 +27,7 @@ class Source(abc.ABC):
         """Returns the numbers of the versions that are complete, the newest first."""
 
     @abc.abstractmethod
-    def open(self, number: int, path: str) -> IO[bytes]:
+    def open(self, number: int, path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
         """Opens a file of a version for reading. It can seek."""
 
     def manifest(self, number: int) -> VersionManifest:
@@ -93,12 +94,17 @@ class _Remote(Source):
             if number is not None:
                 yield number
 
-    def open(self, number: int, path: str) -> IO[bytes]:
+    @contextlib.contextmanager
+    def open(self, number: int, path: str) -> Iterator[IO[bytes]]:
         try:
-            stream: IO[bytes] = self._files.open(f"{self._root}/{number}/{path}", "rb")
-            return stream
+            with self._files.open(f"{self._root}/{number}/{path}", "rb") as stream:
+                yield stream
         except FileNotFoundError:
             raise NotFoundError(f"{self.name}/{number} has no {path}: it has been removed") from None
+        except TableError:
+            raise
+        except ValueError as error:  # fsspec's, for example of an HTTP server that sends whole files only
+            raise UnsupportedError(f"{self.name}/{number}/{path} cannot be read in parts: {error}") from error
 
 
 def file_system(url: str) -> tuple[Any, str]:
