@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     )
     from tf_sparse_ps.exporting.exporter import export
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
+    from tf_sparse_ps.rows.convert import convert
     from tf_sparse_ps.serving import ServingTable
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -68,6 +69,7 @@ __all__ = [
     "callbacks",
     "collectives",
     "config",
+    "convert",
     "errors",
     "export",
     "init",
@@ -100,6 +102,7 @@ _HOME = {
     "Table": "table",
     "ServingTable": "serving",
     "export": "exporting.exporter",
+    "convert": "rows.convert",
     "DistributedOptimizer": "training.distributed_optimizer",
     "DistributedGradientTape": "training.gradient_tape",
     "lookahead": "training.look_ahead",
