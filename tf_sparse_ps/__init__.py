@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
         keys,
         layers,
         optimizers,
+        rows,
         schedules,
         serving,
         table,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     from tf_sparse_ps.exporting.exporter import export
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
     from tf_sparse_ps.rows.convert import convert
+    from tf_sparse_ps.rows.transfer import transfer
     from tf_sparse_ps.serving import ServingTable
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -78,9 +80,11 @@ __all__ = [
     "layers",
     "lookahead",
     "optimizers",
+    "rows",
     "schedules",
     "serving",
     "table",
+    "transfer",
 ]
 
 _horovod_setup.set_environment()
@@ -103,6 +107,7 @@ _HOME = {
     "ServingTable": "serving",
     "export": "exporting.exporter",
     "convert": "rows.convert",
+    "transfer": "rows.transfer",
     "DistributedOptimizer": "training.distributed_optimizer",
     "DistributedGradientTape": "training.gradient_tape",
     "lookahead": "training.look_ahead",
@@ -116,6 +121,7 @@ _MODULES = (
     "keys",
     "layers",
     "optimizers",
+    "rows",
     "schedules",
     "serving",
     "table",

@@ -1,4 +1,13 @@
 """Rows get in and out of tables.
 
-- `convert`: replaces the embedding layers of a Keras model.
+- `convert`: replaces the embedding layers of a Keras model. `transfer`: writes rows into the table of a layer.
+- `exporting`, `importing`: write rows to files that other programs can read, and read such files. They need no
+  TensorFlow.
+- `sources`: rows of a table, wherever they are; `selection`: which of them are taken; `facts`: what files say about the
+  table.
+- `row_files`: what the formats have in common; `parquet_files`, `npz_files`, `csv_files`: the formats.
 """
+
+from tf_sparse_ps.rows.exporting import export_rows
+
+__all__ = ["export_rows"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,34 @@ class Block(NamedTuple):
         )
 
 
+def concatenated(blocks: Sequence[Block]) -> Block:
+    """Returns all rows of one or more blocks as one block."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return Block(
+        np.concatenate([block.keys for block in blocks]),
+        np.concatenate([block.rows for block in blocks]),
+        tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
+        {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
+    )
+
+
+def joined(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Joins blocks into larger ones, of about 4 MiB of rows without slots, because each is a mutation of a table."""
+    parts: list[Block] = []
+    n = 0
+    for block in blocks:
+        if not len(block.keys):
+            continue
+        parts.append(block)
+        n += len(block.keys)
+        if n >= block_rows(block.rows.shape[1]):
+            yield concatenated(parts)
+            parts, n = [], 0
+    if parts:
+        yield concatenated(parts)
+
+
 class Scan:
     """A table at one committed state; see `Table.scan`. Ends with its `with` block, or when the object is dropped.
 
@@ -120,12 +148,7 @@ class Scan:
         blocks = [self._next()]
         while len(blocks[-1].keys):
             blocks.append(self._next())
-        return Block(
-            np.concatenate([block.keys for block in blocks]),
-            np.concatenate([block.rows for block in blocks]),
-            tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
-            {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
-        )
+        return concatenated(blocks)
 
     def __enter__(self) -> Scan:
         return self
