@@ -95,9 +95,11 @@ class _Reader(row_files.Reader):
     def _parsed(self, lines: list[str], kind: np.dtype[Any], start: int) -> Any:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of lines without data
+                warnings.simplefilter("ignore", UserWarning)  # lines without data
+                # NumPy warns before it makes an integer of a float: key 1.5 would become 1.
+                warnings.simplefilter("error", DeprecationWarning)
                 return np.loadtxt(lines, kind, delimiter=",", comments=None, ndmin=1)
-        except (ValueError, OverflowError) as error:
+        except (ValueError, OverflowError, DeprecationWarning) as error:
             raise InvalidArgumentError(
                 f"{self._path} has a line that is not a key and its floats, in the {len(lines)} lines of rows from "
                 f"number {start + 1} on: {error}"

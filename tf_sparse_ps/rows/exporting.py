@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tf_sparse_ps.rows import formats, sources
+from tf_sparse_ps.rows import formats, opening
 from tf_sparse_ps.rows.selection import Selection
 from tf_sparse_ps.table.progress import bar
 
@@ -30,12 +30,14 @@ def export_rows(
 
     Args:
       source: A `tsps.Table`, a `tsps.ServingTable`, or a path: of a table or its group, a sparse-parameter file, a
-        checkpoint or a directory of them, a served version or a directory of them, or another file of rows.
+        checkpoint or a directory of them, a served version or a directory of them, another file of rows, or a .keras,
+        .h5 or TensorFlow checkpoint file of a model.
       file: The file, which ends with .parquet, .npz or .csv. It is replaced if it exists.
       keys: The keys whose rows are written, integers or strings. Keys without a row are left out. None: all.
       key_range: The first key that is written, and the first one after these that is not. None: all.
       slots: Whether to write the optimizer's slots too.
-      table: The name of the table in a group, a checkpoint or a version. None: its only table.
+      table: The name of the table in a group, a checkpoint or a version, or of the weight in a file of a model. None:
+        the only one.
       progress: Whether to show a progress bar if the call takes longer than two seconds.
 
     Returns:
@@ -51,7 +53,7 @@ def export_rows(
       >>> export_rows("checkpoints", "words.parquet", table="words", slots=True)
     """
     path = Path(os.path.abspath(file))
-    opened = sources.opened(source, table)
+    opened = opening.opened(source, table)
     selection = Selection(keys, key_range=key_range)
     if slots:
         opened.facts.check_slots(opened.name)

@@ -11,7 +11,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 from tf_sparse_ps.layers import saving
 from tf_sparse_ps.layers.table_layer import TableLayer
-from tf_sparse_ps.rows import sources
+from tf_sparse_ps.rows import opening, sources
 from tf_sparse_ps.rows.selection import keys_of
 from tf_sparse_ps.rows.sources import ArraySource, Source, TableSource
 from tf_sparse_ps.table.arrays import Keys
@@ -99,7 +99,7 @@ def opened(source: Any, name: str, table: str | None) -> Source:
             "`source` must be a layer, a tsps.Table, a tsps.ServingTable, a path, a pair of arrays (keys, rows), or a "
             f"matrix of floats whose row i is that of key i. Received: {type(source).__name__}"
         )
-    return sources.opened(source, sources.chosen_table(source, name) if table is None else table)
+    return opening.opened(source, sources.chosen_table(source, name) if table is None else table)
 
 
 def _array(values: Any) -> Any:

@@ -44,8 +44,8 @@ def transfer(
 
     Args:
       source: A layer of this library; a `tsps.Table` or `tsps.ServingTable`; a path of a table, a sparse-parameter
-        file, a checkpoint or a directory of them, a served version or a directory of them, or a file of rows
-        (docs/rows.md); a pair (keys, rows) of arrays, integers or strings [n] and floats [n, dim]; a
+        file, a checkpoint or a directory of them, a served version or a directory of them, a file of rows or
+        of a model (docs/rows.md); a pair (keys, rows) of arrays, integers or strings [n] and floats [n, dim]; a
         `keras.layers.Embedding`, or a matrix, float [n, dim], whose row i is that of key i.
       layer: A `tsps.Embedding`, `EmbeddingReduce` or `EmbeddingCollection`, which is built.
       keys: The keys of the source whose rows are taken, integers or strings of any shape. None: all.

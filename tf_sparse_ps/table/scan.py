@@ -57,8 +57,8 @@ class Block(NamedTuple):
     metadata: dict[str, npt.NDArray[Any]]
     """Arrays by the names of their planes, as `Table.metadata` returns them; empty if `slots=False`."""
 
-    def where(self, kept: npt.NDArray[np.bool_]) -> Block:
-        """Returns the block with some of its rows. `kept`: bool[n]."""
+    def where(self, kept: npt.NDArray[Any]) -> Block:
+        """Returns the block with some of its rows. `kept`: bool[n], or the numbers of rows, integers [m]."""
         slots = tuple(slot[kept] for slot in self.slots)
         return Block(
             self.keys[kept], self.rows[kept], slots, {name: plane[kept] for name, plane in self.metadata.items()}
