@@ -20,13 +20,13 @@ from tf_sparse_ps.table.scan import Block, concatenated  # noqa: E402
 keras = _keras.keras
 
 
-def trained(layer: Any, optimizer: Any = None) -> tuple[Any, Any]:
-    """Trains a layer for a few steps; returns it, and its model."""
+def trained(layer: Any, optimizer: Any = None, steps: int = 3) -> tuple[Any, Any]:
+    """Trains a layer for some steps; returns it, and its model."""
     random = np.random.default_rng(2)
     inputs = keras.Input((2,), dtype="int64")
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs))))
     model.compile(tsps.DistributedOptimizer(optimizer or keras.optimizers.Adagrad(0.1)), "mse")
-    for _ in range(3):
+    for _ in range(steps):
         model.train_on_batch(random.integers(0, 60, (32, 2)), random.normal(size=(32, 1)).astype(np.float32))
     return layer, model
 
