@@ -1,4 +1,4 @@
-"""What the formats of files of rows have in common.
+"""Base classes and checks of the formats of files of rows.
 
 | format | keys | rows | slot i | facts (`RowFacts`, JSON) |
 |---|---|---|---|---|

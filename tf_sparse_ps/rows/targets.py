@@ -1,4 +1,4 @@
-"""What rows can be imported into: a sparse-parameter file, a checkpoint, or a table that no job uses now."""
+"""Writes imported rows into a sparse-parameter file, a checkpoint, or a table that no job uses now."""
 
 from __future__ import annotations
 
