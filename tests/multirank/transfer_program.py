@@ -89,6 +89,14 @@ def main() -> None:
         with pytest.raises((errors.NotFoundError, errors.StateError), match=r"missing\.npz does not exist"):
             tsps.transfer(folder / ("words.npz" if ranks.rank else "missing.npz"), target)
         assert len(target.bindings[0].reader()) == 0
+
+    # A converted model looks up the same rows, also of sharded tables.
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Embedding(50, DIM), keras.layers.Flatten()])
+    ids = np.arange(50).reshape(25, 2)
+    for placement in PLACEMENTS:
+        converted = tsps.convert(model, placement=placement)
+        np.testing.assert_array_equal(converted(ids), model(ids.astype(np.float32)))
     ranks.barrier("test.end")
     print("rank is done", flush=True)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import tf_sparse_ps as tsps
 from tf_sparse_ps import errors, optimizers
 from tf_sparse_ps.rows import export_rows, import_rows, sources
 
+ROOT = Path(tsps.__file__).parent.parent
 ENDINGS = ("parquet", "npz", "csv")
 DIM, N = 5, 20_000
 RULES = {
@@ -281,3 +285,45 @@ def test_wrong_arguments(folder: Path) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="not a place for rows"):
         import_rows(folder / "a.npz", folder)
     assert sorted(path.name for path in folder.iterdir()) == ["a.npz", "a.tfsps", "group0"]
+
+
+def test_no_tensorflow_is_imported() -> None:
+    program = "import sys; from tf_sparse_ps.rows import export_rows; assert 'tensorflow' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == 0
+
+
+# Private memory while a table is written to a file and read again, in MiB.
+MEMORY = """
+import sys, threading, numpy as np
+import tf_sparse_ps as tsps
+from tf_sparse_ps.rows import export_rows, import_rows
+def private():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+folder, file = sys.argv[1:]
+table = tsps.Table.create(folder + "/group/words", tsps.TableConfig("words", 32))
+for start in range(0, 1_500_000, 1 << 16):
+    keys = np.arange(start, start + (1 << 16))
+    table.assign(keys, np.random.default_rng(start).normal(size=(len(keys), 32)).astype(np.float32))
+begin, peak, done = private(), [0.0], threading.Event()
+def watch():
+    while not done.wait(0.02):
+        peak[0] = max(peak[0], private() - begin)
+threading.Thread(target=watch, daemon=True).start()
+rows = export_rows(table, file)
+import_rows(file, folder + "/words.tfsps")
+done.set()
+print(rows, peak[0])
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("ending", ["parquet", "npz"])
+def test_files_are_written_and_read_in_little_memory(ending: str, folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MEMORY, str(folder), str(tmp_path / f"words.{ending}")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows, peak = map(float, done.stdout.split())
+    assert rows >= 1_500_000
+    assert peak < 256, "MiB, for 200 MB of rows"

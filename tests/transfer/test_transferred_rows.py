@@ -189,6 +189,7 @@ def test_tables_of_collections_are_named(tmp_path: Path) -> None:
 
 
 def wrong_calls(folder: Path) -> list[tuple[Any, ...]]:
+    (folder / "twice.csv").write_text("key,row_0,row_1,row_2\n1,1,1,1\n2,2,2,2\n1,3,3,3\n")
     other = tsps.Embedding(None, DIM)
     wide = np.ones((4, DIM + 1), np.float32)
     return [
@@ -205,6 +206,7 @@ def wrong_calls(folder: Path) -> list[tuple[Any, ...]]:
         (errors.InvalidArgumentError, "`mapping` must be a dict", (ROWS, built()), {"mapping": 3}),
         (errors.InvalidArgumentError, "`keys`.*must be integers", (ROWS, built()), {"keys": [1.5]}),
         (errors.UnsupportedError, "has no slots of an optimizer", (ROWS, built()), {"slots": True}),
+        (errors.StateError, "several rows of key 1", (folder / "twice.csv", built()), {}),
         (errors.NotFoundError, "nowhere does not exist", (folder / "nowhere", built()), {}),
         (errors.InvalidArgumentError, "is a folder, but no table", (folder, built()), {}),
     ]

@@ -7,8 +7,10 @@ version, or a file of rows.
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import re
+import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.checkpoints import erasing, manifest
+from tf_sparse_ps.checkpoints import erasing, manifest, stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
-from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, TableError, UnsupportedError
 from tf_sparse_ps.rows import formats
 from tf_sparse_ps.rows.facts import RowFacts
 from tf_sparse_ps.rows.selection import Selection
@@ -35,6 +37,7 @@ PARAMETER_FILE = ".tfsps"
 OPENED = (Table, ServingTable, str, os.PathLike)  # what `opened` takes
 _MAGIC = b"\xf4TSPS\r\n\x1a"
 _KEYS_AT_ONCE = 1 << 16
+_END_BYTES = 1 << 16
 _FOLDER_OF_JOB = re.compile(r"t\d{4}-(.+)")  # a table of a job in its group's folder
 
 
@@ -218,10 +221,20 @@ class RowFileSource(Source):
     def __init__(self, path: Path) -> None:
         self._reader = formats.reader(path)
         self.name, self.facts, self.at_most = f"file {path}", self._reader.facts, self._reader.at_most
-        self.identity = f"file of {path.stat().st_size} bytes, {self.facts.encode()}"
+        self.identity = f"{ends_of(path)}, {self.facts.encode()}"
 
     def blocks(self, slots: bool) -> Iterator[Block]:
         return self._reader.blocks(slots)
+
+
+def ends_of(path: Path) -> str:
+    """Describes a file for comparison by its size and both ends, which hold checksums of the rest in some formats."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        first = stream.read(_END_BYTES)
+        stream.seek(max(0, size - _END_BYTES))
+        last = stream.read(_END_BYTES)
+    return f"file of {size} bytes with the checksums {zlib.crc32(first):08x} and {zlib.crc32(last):08x} of its ends"
 
 
 def short_name(folder: str) -> str:
@@ -271,12 +284,21 @@ def chosen_table(source: Any, name: str) -> str | None:
     if (path / "group").is_file():
         names = [short_name(entry.name) for entry in path.iterdir() if (entry / "config").is_file()]
     elif is_checkpoint(path):
-        names = [str(table["name"]) for table in CheckpointDirectory.read(path).manifest.row_tables]
+        names = _tables_of_checkpoint(path)
     elif versions.is_complete(path) or any(versions.complete(path)):
         names = [entry.name for entry in versions.newest(path).tables]
     else:
         return None
     return name if names.count(name) == 1 else None
+
+
+def _tables_of_checkpoint(path: Path) -> list[str]:
+    """Returns the names of the tables in a checkpoint, or in the newest one of a directory. Reads manifests only."""
+    folders = [path] if CheckpointDirectory.names(path) else [found.path for found in CheckpointDirectory(path).find()]
+    for folder in folders:
+        with contextlib.suppress(TableError, OSError):  # the checkpoint is damaged, and another one will be read
+            return [str(table["name"]) for table in stored_checkpoint.look(folder).manifest.row_tables]
+    return []
 
 
 def is_parameter_file(path: Path) -> bool:

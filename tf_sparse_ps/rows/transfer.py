@@ -12,10 +12,10 @@ from tf_sparse_ps import job, optimizers
 from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, all_or_none, must_agree
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 from tf_sparse_ps.job.table_binding import number_of
-from tf_sparse_ps.rows import layer_sources
+from tf_sparse_ps.rows import layer_sources, targets
 from tf_sparse_ps.rows.facts import check_dim
 from tf_sparse_ps.rows.selection import KeyMapping, Selection, check_range
-from tf_sparse_ps.rows.sources import ArraySource, Source
+from tf_sparse_ps.rows.sources import ArraySource, RowFileSource, Source
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import joined
 
@@ -66,7 +66,8 @@ def transfer(
       UnsupportedError: `slots` is True, and the source has none or those of another optimizer.
       NotFoundError, DamagedFileError: The source does not exist or is damaged.
       ValueError: On all ranks: the ranks transfer different rows.
-      StateError: Another rank failed. The table may have old and new rows: transfer again.
+      StateError: A file of rows has several rows of a key, and nothing is written. Or another rank failed: the table may
+        have old and new rows, so transfer again.
 
     Example:
       >>> tsps.transfer("checkpoints", model.get_layer("words"), mapping={17: "rome", 18: "oslo"})
@@ -87,6 +88,9 @@ def transfer(
         selection.check_target(target, binding.config.key_limit)
         if selection.everything and isinstance(opened, ArraySource):
             check_range(opened.keys, target, binding.config.key_limit)
+        if isinstance(opened, RowFileSource) and job.current().is_leader:
+            limit = binding.config.key_limit if selection.everything else None
+            targets.read_keys(opened, target, limit, progress=True)  # finds what is wrong before a row is written
         if slots:
             _check_slots(binding, opened, target)
         return {"call": call, "source": opened.identity, "slots": str(bool(slots)), **selection.describe()}

@@ -19,7 +19,7 @@ import numpy as np
 
 from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, UnsupportedError
 from tf_sparse_ps.rows.facts import RowFacts
-from tf_sparse_ps.rows.sources import Source
+from tf_sparse_ps.rows.sources import Source, ends_of
 from tf_sparse_ps.table.arrays import block_rows
 from tf_sparse_ps.table.scan import Block
 
@@ -77,7 +77,7 @@ class _Matrix(Source):
         self._values = values
         self.name, self.at_most = f"weight {weight.path!r} of {path}", weight.shape[0]
         self.facts = RowFacts(path.name.split(".")[0], weight.shape[1], key_limit=weight.shape[0])
-        self.identity = f"{weight.path} {weight.shape}"
+        self.identity = f"{weight.path} {weight.shape}, {_identity(path)}"
 
     def blocks(self, slots: bool) -> Iterator[Block]:
         size = block_rows(self.facts.dim)
@@ -109,7 +109,7 @@ class _State(Source):
         wanted = [(self.at_most, width) for width in self.facts.widths]
         if weight.shape[1] != self.facts.dim or shapes != wanted or group["keys"].shape != (self.at_most,):
             raise DamagedFileError(f"{self.name} is damaged: its arrays do not fit together")
-        self.identity = f"{weight.path} {weight.shape}"
+        self.identity = f"{weight.path} {weight.shape}, {_identity(path)}"
 
     def blocks(self, slots: bool) -> Iterator[Block]:
         size = block_rows(self.facts.dim)
@@ -135,6 +135,10 @@ def _chosen(path: Path, weights: Sequence[Weight], variable: str | None) -> Weig
     raise InvalidArgumentError(
         f"{path} has several matrices or tables. Name one with variable=. Received: {variable!r}. It has: {listed}"
     )
+
+
+def _identity(path: Path) -> str:
+    return ends_of(path.with_name(path.name + ".index") if is_tensorflow_checkpoint(path) else path)
 
 
 def _is_of_optimizer(path: str) -> bool:
