@@ -92,6 +92,28 @@ def test_sequential_models(how: str) -> None:
     np.testing.assert_array_equal(converted.predict(IDS, verbose=0), model.predict(IDS, verbose=0))
 
 
+@pytest.mark.skipif(_keras.IS_KERAS_3, reason="an argument of Keras 2")
+def test_the_length_of_inputs() -> None:
+    model = keras.Sequential([keras.layers.Embedding(50, 3, input_length=4), keras.layers.Flatten()])
+    converted = check(model, IDS)
+    assert converted.layers[0].input_length == 4
+    assert converted.output_shape == (None, 12)
+
+
+def test_operations_between_layers_and_several_outputs() -> None:
+    ids, numbers = keras.Input((4,), dtype="int32"), keras.Input((4,))
+    rows = keras.layers.Embedding(60, 3)
+    shifted = rows(ids + 1) * 2.0
+    cast = keras.layers.Lambda(lambda x: tf.cast(x, "int64"), output_shape=(4,), dtype="int64")(numbers)
+    model = keras.Model([ids, numbers], {"shifted": shifted, "cast": rows(cast)})
+    inputs = [IDS.astype(np.int32), IDS.astype(np.float32)]
+    expected = {name: output.numpy() for name, output in model(inputs).items()}
+    converted = tsps.convert(model)
+    for name, output in converted(inputs).items():
+        np.testing.assert_array_equal(output, expected[name])
+    assert len(tables_of(converted)) == 1
+
+
 def test_a_model_that_is_not_built_has_no_weights_to_copy() -> None:
     model = keras.Sequential([keras.layers.Embedding(50, 3, name="words"), keras.layers.Dense(2)])
     converted = tsps.convert(model)
@@ -117,6 +139,38 @@ def test_models_inside_of_models_and_float_inputs_of_ids() -> None:
     assert len(tables_of(converted)) == 1, "the inner models share a layer"
     assert not converted.get_layer("frozen").trainable
     assert not tables_of(converted)[0].trainable
+
+
+class Tower(keras.Model):
+    """A subclassed model without an embedding."""
+
+    def __init__(self, name: str = "tower") -> None:
+        super().__init__(name=name)
+        self.first, self.second = keras.layers.Dense(4, activation="relu"), keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.second(self.first(inputs))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+class Nameless(Tower):
+    """A model that cannot be copied."""
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError("no config")
+
+
+def test_subclassed_parts_without_an_embedding_are_copied() -> None:
+    for part in (Tower(), keras.layers.Bidirectional(keras.layers.SimpleRNN(2))):
+        inputs = keras.Input((4,), dtype="int64")
+        model = keras.Model(inputs, part(keras.layers.Embedding(50, 3)(inputs)))
+        check(model, IDS)
+    inputs = keras.Input((4,), dtype="int64")
+    model = keras.Model(inputs, Nameless("odd")(keras.layers.Embedding(50, 3)(inputs)))
+    with pytest.raises(errors.UnsupportedError, match=r"'odd' \(Nameless\) cannot be copied: no config"):
+        tsps.convert(model)
 
 
 def test_vocabularies_are_copied() -> None:

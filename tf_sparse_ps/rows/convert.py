@@ -41,6 +41,8 @@ def convert(model: Any, **table_options: Unpack[TableOptions]) -> Any:
     layer of the copy. Other layers are copied as `keras.models.clone_model` copies them, with their weights. A float
     input of the model whose values are only ids of embeddings becomes an int64 input. In a job, every rank calls it.
 
+    In a named job that is started again, the tables keep their rows of the run before.
+
     The copy is not compiled, and the state of the model's optimizer is not copied. Compile the copy with a
     `tsps.DistributedOptimizer`.
 
@@ -142,7 +144,8 @@ class _Conversion:
         """Copies a whole model with its state."""
         copy = self._copy(model)
         for layer, layer_copy in list(self._copies.values()):
-            if not isinstance(layer_copy, Embedding) and not isinstance(layer, keras.Model):
+            is_done = layer_copy is layer or isinstance(layer_copy, Embedding) or _keras_graphs.is_plain_model(layer)
+            if not is_done:
                 _copy_state(layer, layer_copy)
         if _keras.IS_KERAS_3:
             seeds = (_keras_state.seed_variables(model), _keras_state.seed_variables(copy))
@@ -165,7 +168,7 @@ class _Conversion:
                 config["weights"] = layer.get_weights()[0]
             return Embedding.from_config(config)
         if not _keras_graphs.is_plain_model(layer):
-            return type(layer).from_config(layer.get_config())
+            return _copy_layer(layer)
         copy = self._copy_sequential(layer) if isinstance(layer, keras.Sequential) else self._copy_functional(layer)
         if not layer.trainable:
             copy.trainable = False
@@ -180,6 +183,18 @@ class _Conversion:
         inputs = tf.nest.map_structure(_new_input, model.input)
         with _keras_graphs.not_compiled(model):
             return keras.models.clone_model(model, input_tensors=inputs, clone_function=self._copy)
+
+
+def _copy_layer(layer: Any) -> Any:
+    if _keras.IS_KERAS_3 and isinstance(layer, keras.layers.Lambda) and not layer.variables:
+        return layer  # Keras 3 refuses to copy functions; without variables, two models can use one layer
+    try:
+        return type(layer).from_config(layer.get_config())
+    except Exception as error:
+        raise UnsupportedError(
+            f"layer {layer.name!r} ({type(layer).__name__}) cannot be copied: {error}. Its class needs "
+            "get_config() and from_config(), as for keras.models.clone_model"
+        ) from error
 
 
 def _new_input(tensor: Any) -> Any:

@@ -66,8 +66,8 @@ def transfer(
       UnsupportedError: `slots` is True, and the source has none or those of another optimizer.
       NotFoundError, DamagedFileError: The source does not exist or is damaged.
       ValueError: On all ranks: the ranks transfer different rows.
-      StateError: A file of rows has several rows of a key, and nothing is written. Or another rank failed: the table may
-        have old and new rows, so transfer again.
+      StateError: A file of rows has several rows of a key, and nothing is written. Or another rank failed: the table
+        may have old and new rows, so transfer again.
 
     Example:
       >>> tsps.transfer("checkpoints", model.get_layer("words"), mapping={17: "rome", 18: "oslo"})
