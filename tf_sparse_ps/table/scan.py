@@ -12,6 +12,8 @@ import numpy.typing as npt
 from tf_sparse_ps.table.arrays import Keys, Rows, block_rows
 from tf_sparse_ps.table.shards import Shard
 
+JOINED_BYTES = 4 << 20  # of the rows of joined blocks, without slots
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -78,7 +80,7 @@ def concatenated(blocks: Sequence[Block]) -> Block:
 
 
 def joined(blocks: Iterable[Block]) -> Iterator[Block]:
-    """Joins blocks into larger ones, of about 4 MiB of rows without slots, because each is a mutation of a table."""
+    """Joins blocks into larger ones, because each is a mutation of a table."""
     parts: list[Block] = []
     n = 0
     for block in blocks:
@@ -86,7 +88,7 @@ def joined(blocks: Iterable[Block]) -> Iterator[Block]:
             continue
         parts.append(block)
         n += len(block.keys)
-        if n >= block_rows(block.rows.shape[1]):
+        if n >= JOINED_BYTES // (4 * block.rows.shape[1]):
             yield concatenated(parts)
             parts, n = [], 0
     if parts:
