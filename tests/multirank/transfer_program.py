@@ -90,6 +90,14 @@ def main() -> None:
             tsps.transfer(folder / ("words.npz" if ranks.rank else "missing.npz"), target)
         assert len(target.bindings[0].reader()) == 0
 
+    # Rows that a table cannot have: no rank waits for another one.
+    for source in layers:
+        for placement in PLACEMENTS:
+            bounded = tsps.Embedding(N, DIM, placement=placement)
+            bounded.build(None)
+            with pytest.raises((errors.KeyRangeError, errors.StateError), match="a row would get key"):
+                tsps.transfer(source, bounded)
+
     # A converted model looks up the same rows, also of sharded tables.
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Embedding(50, DIM), keras.layers.Flatten()])

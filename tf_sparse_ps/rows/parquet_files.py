@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,16 @@ class _Writer(row_files.Writer):
         self._schema = pa.schema(self._fields, metadata={_FACTS: facts.encode().encode()})
         self._group_rows = max(1, _GROUP_BYTES // (8 + 4 * sum(widths.values())))
         self._waiting: list[Block] = []
+        self._thread = ThreadPoolExecutor(1, "tsps-parquet")
+        self._writing: Future[None] = Future()
+        self._writing.set_result(None)
         self._file = pa.parquet.ParquetWriter(
-            path, self._schema, compression="none", use_dictionary=False, write_statistics=["key"]
+            path,
+            self._schema,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=["key"],
+            write_page_checksum=True,
         )
 
     def append(self, block: Block) -> None:
@@ -57,8 +66,13 @@ class _Writer(row_files.Writer):
             self._write()
 
     def _write(self) -> None:
-        pa, block = self._pa, concatenated(self._waiting)
+        """Writes the waiting rows as a row group, in another thread while the next rows are read."""
+        self._writing.result()
+        self._writing = self._thread.submit(self._write_group, concatenated(self._waiting))
         self._waiting = []
+
+    def _write_group(self, block: Block) -> None:
+        pa = self._pa
         columns = [pa.array(block.keys)]
         for field, values in zip(self._fields[1:], (block.rows, *block.slots), strict=True):
             floats = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -68,8 +82,10 @@ class _Writer(row_files.Writer):
     def finish(self) -> None:
         if self._waiting:
             self._write()
+        self._writing.result()
 
     def close(self) -> None:
+        self._thread.shutdown()
         self._file.close()
 
 
@@ -78,7 +94,9 @@ class _Reader(row_files.Reader):
         self._pa = pa = _pyarrow()
         self._path = path
         try:
-            self._file = pa.parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
+            self._file = pa.parquet.ParquetFile(
+                path, memory_map=False, pre_buffer=False, page_checksum_verification=True
+            )
         except pa.ArrowInvalid as error:
             raise DamagedFileError(f"{path} is not a Parquet file, or is damaged: {error}") from None
         schema = self._file.schema_arrow

@@ -23,6 +23,7 @@ from tf_sparse_ps.checkpoints import erasing, manifest, stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
+from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, TableError, UnsupportedError
 from tf_sparse_ps.rows import formats
 from tf_sparse_ps.rows.facts import RowFacts
@@ -282,7 +283,7 @@ def chosen_table(source: Any, name: str) -> str | None:
         return None
     path = Path(os.path.abspath(source))
     if (path / "group").is_file():
-        names = [short_name(entry.name) for entry in path.iterdir() if (entry / "config").is_file()]
+        names = list(map(short_name, _tables_of_group(path)))
     elif is_checkpoint(path):
         names = _tables_of_checkpoint(path)
     elif versions.is_complete(path) or any(versions.complete(path)):
@@ -290,6 +291,12 @@ def chosen_table(source: Any, name: str) -> str | None:
     else:
         return None
     return name if names.count(name) == 1 else None
+
+
+def _tables_of_group(path: Path) -> list[str]:
+    """Returns the folders of the tables in a group, without those of counts of keys without a row."""
+    names = [entry.name for entry in path.iterdir() if (entry / "config").is_file()]
+    return sorted(name for name in names if not name.endswith(SKETCH))
 
 
 def _tables_of_checkpoint(path: Path) -> list[str]:
@@ -324,7 +331,7 @@ def table_path(path: Path, table: str | None) -> Path | None:
         return path
     if not (path / "group").is_file():
         return None
-    names = sorted(entry.name for entry in path.iterdir() if (entry / "config").is_file())
+    names = _tables_of_group(path)
     found = [name for name in names if table in (None, name, short_name(name))]
     if len(found) == 1:
         return path / found[0]

@@ -14,6 +14,7 @@ from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.rows import layer_sources, targets
 from tf_sparse_ps.rows.facts import check_dim
+from tf_sparse_ps.rows.layer_sources import LayerSource
 from tf_sparse_ps.rows.selection import KeyMapping, Selection, check_range
 from tf_sparse_ps.rows.sources import ArraySource, RowFileSource, Source
 from tf_sparse_ps.table.progress import bar
@@ -143,10 +144,11 @@ class _Writing:
         error: Exception | None = None
         written = 0
         binding.leader_wrote_values = True
+        collective = isinstance(self._source, LayerSource) and self._source.collective
         with binding.writing(what) as writes:
             try:
-                if writes or getattr(self._source, "collective", False):
-                    written = self._write(writes=writes)
+                if writes or collective:
+                    written = self._write(writes=writes, collective=collective)
             except UNREACHABLE:
                 raise
             except Exception as caught:  # the other ranks of this machine wait for the end of the write
@@ -155,8 +157,9 @@ class _Writing:
             raise error
         return written
 
-    def _write(self, *, writes: bool) -> int:
+    def _write(self, *, writes: bool, collective: bool) -> int:
         binding, written = self._binding, 0
+        error: Exception | None = None
         with (
             bar(self._source.at_most, f"transfer to {binding.config.name}", show=writes) as progress,
             contextlib.closing(self._source.selected(self._selection, self._slots)) as selected,
@@ -168,11 +171,22 @@ class _Writing:
                     progress.update(n_read)
 
             for block in joined(blocks()):
-                if not writes:
+                if not writes or error is not None:
                     continue
-                check_range(block.keys, self._target, binding.config.key_limit)
-                if binding.placement == "sharded" and binding.shard is not None:
-                    block = block.where(binding.shard.has(block.keys))
-                binding.write_rows(block.keys, block.rows, block.slots)
-                written += len(block.keys)
+                try:
+                    written += self._write_block(block)
+                except Exception as caught:
+                    if not collective:
+                        raise
+                    error = caught  # the other ranks read on, and so must this one
+        if error is not None:
+            raise error
         return written
+
+    def _write_block(self, block: Block) -> int:
+        binding = self._binding
+        check_range(block.keys, self._target, binding.config.key_limit)
+        if binding.placement == "sharded" and binding.shard is not None:
+            block = block.where(binding.shard.has(block.keys))
+        binding.write_rows(block.keys, block.rows, block.slots)
+        return len(block.keys)
