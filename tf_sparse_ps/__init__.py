@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
         keys,
         layers,
         optimizers,
+        rows,
         schedules,
         serving,
         table,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:  # for editors and type checkers; at run time `__getattr__` im
     )
     from tf_sparse_ps.exporting.exporter import export
     from tf_sparse_ps.layers import Embedding, EmbeddingCollection, EmbeddingReduce
+    from tf_sparse_ps.rows.convert import convert
+    from tf_sparse_ps.rows.transfer import transfer
     from tf_sparse_ps.serving import ServingTable
     from tf_sparse_ps.table import Table
     from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
@@ -68,6 +71,7 @@ __all__ = [
     "callbacks",
     "collectives",
     "config",
+    "convert",
     "errors",
     "export",
     "init",
@@ -76,9 +80,11 @@ __all__ = [
     "layers",
     "lookahead",
     "optimizers",
+    "rows",
     "schedules",
     "serving",
     "table",
+    "transfer",
 ]
 
 _horovod_setup.set_environment()
@@ -100,6 +106,8 @@ _HOME = {
     "Table": "table",
     "ServingTable": "serving",
     "export": "exporting.exporter",
+    "convert": "rows.convert",
+    "transfer": "rows.transfer",
     "DistributedOptimizer": "training.distributed_optimizer",
     "DistributedGradientTape": "training.gradient_tape",
     "lookahead": "training.look_ahead",
@@ -113,6 +121,7 @@ _MODULES = (
     "keys",
     "layers",
     "optimizers",
+    "rows",
     "schedules",
     "serving",
     "table",

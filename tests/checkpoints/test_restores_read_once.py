@@ -16,6 +16,7 @@ from tf_sparse_ps import cli
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import directory, fault_points, manifest, stored_checkpoint, stored_rows, tables
 from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.table import scan
 
 keras = _keras.keras
 DIM, BLOCKS = 4, 3
@@ -67,7 +68,7 @@ def saved(tmp_path: Path) -> tuple[Path, list[list[Any]]]:
 @pytest.fixture
 def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The fault points that a restore reaches. Each block of a file is one mutation of its table."""
-    monkeypatch.setattr(tables, "_JOINED_BYTES", 4096 * DIM * 4)
+    monkeypatch.setattr(scan, "JOINED_BYTES", 4096 * DIM * 4)
     points: list[str] = []
     fault_points.set_action(points.append)
     return points

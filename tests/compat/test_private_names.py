@@ -19,6 +19,7 @@ from fork_server import run_forked
 from tf_sparse_ps._compat import (
     _keras,
     _keras_fit,
+    _keras_graphs,
     _keras_hooks,
     _keras_inputs,
     _keras_state,
@@ -38,6 +39,18 @@ keras = _keras.keras
 def small_model() -> Any:
     inputs = keras.Input((3,))
     return keras.Model(inputs, keras.layers.Dense(1)(inputs))
+
+
+def test_inputs_of_models_and_their_users_are_found() -> None:
+    model = small_model()
+    (tensor,) = _keras_graphs.inputs_of(model)
+    layer = _keras_graphs.input_layer_of(tensor)
+    assert isinstance(layer, keras.layers.InputLayer), "tsps.convert could not make inputs (tensor._keras_history)"
+    users = _keras_graphs.users_of(layer)
+    assert users == [model.layers[1]], "float inputs of ids would stay floats (Layer._outbound_nodes)"
+    assert _keras_graphs.is_plain_model(model)
+    assert _keras_graphs.is_plain_model(keras.Sequential())
+    assert not _keras_graphs.is_plain_model(type("Model", (keras.Model,), {})())
 
 
 def test_a_seed_shows_in_the_context_and_is_anew_each_time() -> None:

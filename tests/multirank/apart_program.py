@@ -169,7 +169,7 @@ def restore(folder: Path) -> None:
     first.wait()
     from tf_sparse_ps.checkpoints import tables
 
-    read = tables._joined
+    read = tables.joined
 
     def slowly(blocks: Iterator[Any]) -> Iterator[Any]:
         for block in read(blocks):
@@ -182,7 +182,7 @@ def restore(folder: Path) -> None:
                     keys=block.keys[part], rows=block.rows[part], slots=tuple(slot[part] for slot in block.slots)
                 )
 
-    tables._joined = slowly
+    tables.joined = slowly
     restored_model = model()
     began = time.monotonic()
     assert tsps.Checkpointer(folder / "checkpoints", restored_model, restored_model.optimizer).restore()

@@ -80,13 +80,19 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
     )
 
 
-def write(checkpoint: StoredCheckpoint, save: Save, without: Mapping[int, Keys] | None = None) -> int:
+def write(
+    checkpoint: StoredCheckpoint,
+    save: Save,
+    without: Mapping[int, Keys] | None = None,
+    blocks: Mapping[int, Iterable[Block]] | None = None,
+) -> int:
     """Writes a checkpoint again, as one that builds on no other.
 
     Args:
       checkpoint: The checkpoint.
       save: The save, which is finished.
       without: The keys that are left out, int64[n], by the number of the table.
+      blocks: The rows that are written in place of the stored ones, by the number of the table.
 
     Returns:
       The number of rows that were left out.
@@ -102,9 +108,9 @@ def write(checkpoint: StoredCheckpoint, save: Save, without: Mapping[int, Keys] 
     for number, table in enumerate(content.tables):
         file = save.folder / table_file_name(number, str(table["name"]))
         rows = StoredRows(checkpoint, number)
-        blocks = _Blocks(rows, (without or {}).get(number))
-        written = write_rows(rows, file, str(table["name"]), blocks)
-        left_out += blocks.left_out
+        kept_blocks = _Blocks(rows, (without or {}).get(number))
+        written = write_rows(rows, file, str(table["name"]), (blocks or {}).get(number, kept_blocks))
+        left_out += kept_blocks.left_out
         part = TablePart(file.name, rows_checksum=written.rows_checksum)
         tables.append({**table, "parts": [dataclasses.asdict(part)]})
         save.add(file.name, written.crc32)

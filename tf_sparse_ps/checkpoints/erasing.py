@@ -65,7 +65,7 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
             f"{path} has the checkpoints of machine {checkpoint.manifest.node} only (per_node=True), and other "
             "machines may not have the newest. Call layer.erase(ids) in the job, and save until none is older"
         )
-    number = _number_of(checkpoint, table)
+    number = number_of(checkpoint, table)
     step = next((folder.step for folder in folders if folder.path == checkpoint.path), None)
     with directory.saving(step or 0, "tf-sparse-ps checkpoint erase") as save:
         if directory.find() != folders:
@@ -79,8 +79,17 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
     return Erased(save.path, rows, tuple(sorted(folder.path.name for folder in folders)))
 
 
-def _number_of(checkpoint: StoredCheckpoint, table: str | None) -> int:
-    """Returns the place of a table among those of a checkpoint."""
+def number_of(checkpoint: StoredCheckpoint, table: str | None) -> int:
+    """Returns the place of a table among those of a checkpoint.
+
+    Args:
+      checkpoint: The checkpoint.
+      table: The name of the table, or its place, from "0" on. None: the only table.
+
+    Raises:
+      NotFoundError: The checkpoint has no such table.
+      InvalidArgumentError: It has several.
+    """
     names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
     numbers = [number for number, name in enumerate(names) if table in (None, name)]
     if not numbers and table is not None and table.isdecimal() and int(table) < len(names):

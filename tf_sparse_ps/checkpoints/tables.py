@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_sparse_ps import _table, job
@@ -36,10 +35,8 @@ from tf_sparse_ps.layers import rows
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.table import newer_rows, parameter_files, several_tables
 from tf_sparse_ps.table.progress import bar
-from tf_sparse_ps.table.scan import Block
+from tf_sparse_ps.table.scan import Block, joined
 from tf_sparse_ps.table.shards import describe
-
-_JOINED_BYTES = 4 << 20  # of rows, without slots
 
 
 def of(model: Any) -> list[TableBinding]:
@@ -318,7 +315,7 @@ class Stored:
             if self._damage is not None:
                 return
             with bar(stored.at_most, f"restore {binding.config.name}") as progress, self._noting_damage():
-                for block in _read_ahead(_joined(stored.blocks(carried))):
+                for block in _read_ahead(joined(stored.blocks(carried))):
                     yield _with_use(block, self._step) if binding.records_use else block
                     progress.update(len(block.keys))
                     fault_points.reach("rows_restored")
@@ -343,22 +340,3 @@ def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
 def _with_use(block: Block, step: int) -> Block:
     """Returns a block with the use of its rows. If that was not saved, they count as used in `step`."""
     return block._replace(metadata={USE.name: parameter_files.use_in(step, len(block.keys)), **block.metadata})
-
-
-def _joined(blocks: Iterator[Block]) -> Iterator[Block]:
-    """Joins blocks into larger ones: each is a mutation of the table. Three are in memory."""
-    parts: list[Block] = []
-
-    def join() -> Block:
-        slots = tuple(np.concatenate(planes) for planes in zip(*(part.slots for part in parts), strict=True))
-        metadata = {name: np.concatenate([part.metadata[name] for part in parts]) for name in parts[0].metadata}
-        keys, rows = np.concatenate([part.keys for part in parts]), np.concatenate([part.rows for part in parts])
-        return Block(keys, rows, slots, metadata)
-
-    for block in blocks:
-        parts.append(block)
-        if sum(len(part.keys) for part in parts) >= _JOINED_BYTES // (4 * block.rows.shape[1]):
-            yield join()
-            parts.clear()
-    if parts:
-        yield join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from tf_sparse_ps.table.arrays import Keys, Rows, block_rows
 from tf_sparse_ps.table.shards import Shard
+
+JOINED_BYTES = 4 << 20  # of the rows of joined blocks, without slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +59,40 @@ class Block(NamedTuple):
     metadata: dict[str, npt.NDArray[Any]]
     """Arrays by the names of their planes, as `Table.metadata` returns them; empty if `slots=False`."""
 
-    def where(self, kept: npt.NDArray[np.bool_]) -> Block:
-        """Returns the block with some of its rows. `kept`: bool[n]."""
+    def where(self, kept: npt.NDArray[Any]) -> Block:
+        """Returns the block with some of its rows. `kept`: bool[n], or the numbers of rows, integers [m]."""
         slots = tuple(slot[kept] for slot in self.slots)
         return Block(
             self.keys[kept], self.rows[kept], slots, {name: plane[kept] for name, plane in self.metadata.items()}
         )
+
+
+def concatenated(blocks: Sequence[Block]) -> Block:
+    """Returns all rows of one or more blocks as one block."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return Block(
+        np.concatenate([block.keys for block in blocks]),
+        np.concatenate([block.rows for block in blocks]),
+        tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
+        {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
+    )
+
+
+def joined(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Joins blocks into larger ones, because each is a mutation of a table."""
+    parts: list[Block] = []
+    n = 0
+    for block in blocks:
+        if not len(block.keys):
+            continue
+        parts.append(block)
+        n += len(block.keys)
+        if n >= JOINED_BYTES // (4 * block.rows.shape[1]):
+            yield concatenated(parts)
+            parts, n = [], 0
+    if parts:
+        yield concatenated(parts)
 
 
 class Scan:
@@ -120,12 +150,7 @@ class Scan:
         blocks = [self._next()]
         while len(blocks[-1].keys):
             blocks.append(self._next())
-        return Block(
-            np.concatenate([block.keys for block in blocks]),
-            np.concatenate([block.rows for block in blocks]),
-            tuple(np.concatenate(parts) for parts in zip(*(block.slots for block in blocks), strict=True)),
-            {name: np.concatenate([block.metadata[name] for block in blocks]) for name in blocks[0].metadata},
-        )
+        return concatenated(blocks)
 
     def __enter__(self) -> Scan:
         return self
