@@ -32,7 +32,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         out, err = capsys.readouterr()
         if "--json" in words and status != 2:
             family = words[0] == "checkpoint"
-            validate("-".join(words[: 1 + family]) if "--keys" not in words or family else "keys", json.loads(out))
+            validate(
+                "-".join(words[: 1 + family]) if words[0] != "inspect" or "--keys" not in words else "keys",
+                json.loads(out),
+            )
         assert "\x1b" not in out + err, "colours in a log"
         return Done(status, out, err)
 

@@ -105,6 +105,8 @@ commands = [
     ["verify", files + "/checkpoints"], ["verify", files + "/serve"], ["get", files + "/words.tfsps", "1"],
     ["diff", files + "/words.tfsps", files + "/serve"], ["doctor"], ["checkpoint", "list", files + "/checkpoints"],
     ["clean", "--job", "run", "--yes"], ["follow", files + "/serve", files + "/followed", "--once"],
+    ["export", files + "/words.tfsps", "--to", files + "/rows.npz"],
+    ["import", files + "/rows.npz", "--into", files + "/again.tfsps"],
 ]
 for words in commands:
     cli.main(words)
@@ -121,6 +123,8 @@ assert {{words[0] for words in commands}} == {{*{WITHOUT_TENSORFLOW!r}, "--help"
     )
     assert done.returncode == 0, done.stderr
     shutil.rmtree(machine.files / "followed")
+    for name in ("rows.npz", "again.tfsps"):
+        (machine.files / name).unlink()
 
 
 def processor_time_s(words: list[str], **values: str) -> float:

@@ -2,6 +2,7 @@
 
 - `main`: finds the module of a command and runs it. `command`: what all commands share. `display`: what they print.
 - `run`, `checkpoint`, `publish`, `follow`: these have one module for each command or family of commands.
+- `export`, `import`: rows in files.
 - `ls`, `clean`: the groups on this machine, which `groups` describes.
 - `inspect`, `verify`, `get`, `diff`: any path. `objects` finds out what it is, `contents` reads its rows, `histograms`
   counts and `comparing` compares them.

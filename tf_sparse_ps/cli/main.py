@@ -18,6 +18,8 @@ COMMANDS = {
     "verify": "Reads all of a path, and checks all checksums.",
     "get": "Prints the rows of keys.",
     "diff": "Compares two tables, files, checkpoints or versions.",
+    "export": "Writes rows to a Parquet, NumPy or CSV file.",
+    "import": "Reads rows of a file into a file, a checkpoint or a table.",
     "clean": "Removes the tables of jobs that were killed.",
     "doctor": "Checks this machine and its software.",
     "checkpoint": "Lists, verifies, compares and rewrites checkpoints.",
