@@ -9,6 +9,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 from tf_sparse_ps.errors import WriterLockedError
@@ -20,10 +21,6 @@ from tf_sparse_ps.table.path_claim import claimed
 
 _FOLDER = ".bases-"
 _NICENESS = 8  # of threads that write: they get a seventh of a core that training uses
-
-
-class _StoppedError(Exception):
-    """The bases are no longer wanted."""
 
 
 def lower_priority() -> None:
@@ -154,7 +151,7 @@ class _Work:
         try:
             for asset in self.files:
                 self._write(asset, self._linked(asset))
-        except _StoppedError:
+        except CancelledError:
             pass
         except Exception as error:
             self.error = error
@@ -173,7 +170,7 @@ class _Work:
 
     def _check(self) -> None:
         if self._stopped.is_set() or not threading.main_thread().is_alive():
-            raise _StoppedError
+            raise CancelledError
 
 
 def _stop(work: _Work, thread: threading.Thread) -> None:
