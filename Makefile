@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
         pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly sharded-nightly restarts-nightly \
         multirank-tensorflow sharded-tensorflow restarts-tensorflow matrix oracle fuzz-ranks soak \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate s3 \
-        bench bench-peers cc-bench wheel wheel-smoke bazel lint lint-python format clean docs
+        bench bench-peers cc-bench wheel sdist wheel-smoke bazel lint lint-python format clean docs
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 24
@@ -230,6 +230,10 @@ bazel: $(VENV)/.requirements  ## BUILD with Debian's Bazel
 
 wheel: environment  ## dist/*.whl
 	@rm -rf build/lib* build/bdist* dist && $(PY) -m pip wheel -qq --no-deps --wheel-dir dist . && ls dist/*.whl
+
+sdist: venv  ## dist/*.tar.gz, and a wheel that is built from it alone
+	@rm -rf dist/*.tar.gz dist/from-sdist && $(PY) -m build --sdist --no-isolation --outdir dist . >/dev/null
+	@$(PY) -m pip wheel -qq --no-build-isolation --no-deps --wheel-dir dist/from-sdist dist/*.tar.gz && ls dist/*.tar.gz
 
 wheel-smoke: wheel venv-tf215  ## that one wheel, installed and trained under both TensorFlows
 	@tools/wheel_smoke.sh dist/*.whl $(VENV) $(VENV_215)

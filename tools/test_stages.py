@@ -85,6 +85,7 @@ TIERS = {
         Stage("crash-nodes", 10),
         Stage("mutate", 15),
         Stage("s3", 2),
+        Stage("sdist", 3),
         Stage("oracle", 30),
         Stage("fuzz-ranks", 36),
         Stage("soak", 30),
