@@ -15,6 +15,7 @@ from tf_sparse_ps._compat import _keras, _keras_fit, _tensorflow
 from tf_sparse_ps.callbacks.rank_clock import RankClock
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
 from tf_sparse_ps.checkpoints.checkpointer import check_arguments
+from tf_sparse_ps.checkpoints.epoch_batches import batches_of
 from tf_sparse_ps.checkpoints.fit_checkpointer import FitCheckpointer
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
@@ -110,21 +111,46 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         self._other_callbacks: list[Any] = []  # of the `fit`
         self._states_are_due = False  # callbacks get their restored states when the epoch has begun
 
-    def dataset(self, make: Make) -> tf.data.Dataset:
+    def dataset(
+        self,
+        x: Make | tf.data.Dataset | Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> tf.data.Dataset:
         """Returns the dataset to give to `fit`: in each epoch, the batches that have not been trained yet.
 
+        Nothing is sharded: each rank gives its own samples, for example `x[rank::size]`. All ranks must have equally
+        many batches.
+
         Args:
-          make: A function. `make(epoch)`, with epochs from 0 on, returns a `tf.data.Dataset` of this rank's batches of
-            the epoch. The same epoch must give the same batches in the same order, and all ranks must have equally
-            many batches. If you shuffle, derive the seed from the epoch.
+          x: One of these forms. The same epoch must give the same batches in the same order in every run.
+
+            - A function. `make(epoch)`, with epochs from 0 on, returns a `tf.data.Dataset` of this rank's batches of
+              the epoch. If you shuffle, derive the seed from the epoch.
+            - A `tf.data.Dataset` of this rank's batches, the same ones for every epoch. Its order must be the same
+              in every run and in every epoch: do not shuffle it with `reshuffle_each_iteration`.
+            - An array `[samples, ...]`, or a tuple or dict of arrays: this rank's samples, as for `fit`. Floats of 64
+              bits become Keras's floatx.
+          y: With arrays: this rank's targets, also an array, tuple or dict.
+          sample_weight: With arrays and `y`: this rank's weights of the samples.
+          batch_size: With arrays: the number of samples of a batch, 32 by default. The last batch may be smaller.
+          shuffle: With arrays: whether each epoch has another order of the samples. The order depends on `seed` and
+            the epoch only.
+          seed: With arrays: the seed of `shuffle`, at least 0.
 
         Returns:
           A dataset of unknown cardinality. `tsps.lookahead` may be applied to it.
 
         Raises:
-          TypeError: `make(0)` does not return a `tf.data.Dataset`.
+          TypeError: `make(0)` does not return a `tf.data.Dataset`, or `x` has none of these forms.
+          ValueError: Arrays have different numbers of samples, or no sample; the dataset is infinite; or an argument
+            for arrays was given with a function or a dataset.
         """
-        self._resumable = ResumableDataset(make, self._position)
+        self._resumable = ResumableDataset(batches_of(x, y, sample_weight, batch_size, shuffle, seed), self._position)
         _DATASETS.add(self._resumable.dataset)
         return self._resumable.dataset
 
@@ -213,7 +239,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         if self._resumable.passes == self._passes_before:
             raise ValueError(
                 "fit uses another dataset than the callback's, so a restart could not find the next batch. Give fit "
-                "checkpoint.dataset(make), or tsps.lookahead of it"
+                "checkpoint.dataset(...), or tsps.lookahead of it"
             )
         if not self._is_time():
             return
@@ -281,8 +307,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             )
         if (steps := self.params.get("steps")) is not None:
             raise ValueError(
-                f"fit makes {steps} steps per epoch, but with Checkpoint an epoch has the batches that make(epoch) "
-                "returns. Give fit checkpoint.dataset(make), or tsps.lookahead of it, and no steps_per_epoch"
+                f"fit makes {steps} steps per epoch, but an epoch has the batches that checkpoint.dataset(...) was "
+                "made of. Give fit checkpoint.dataset(...), or tsps.lookahead of it, and no steps_per_epoch"
             )
 
     def _go_to_next_batch(self) -> None:
@@ -299,8 +325,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         counts = self._checkpointer.ranks.allgather_object((batches, has_more), "tsps.checkpoint.more")
         if any(count != counts[0] for count in counts) or (batches is not None and batches < batch):
             raise StateError(
-                f"{batch} batches of epoch {epoch} were trained when the checkpoint was saved, and make({epoch}) now "
-                f"gives the ranks {[n for n, _ in counts]} batches. It must return the batches that it returned then"
+                f"{batch} batches of epoch {epoch} were trained when the checkpoint was saved, and now the ranks have "
+                f"{[n for n, _ in counts]} batches in it. Each epoch must have the batches that it had then"
             )
         if not has_more:
             self._position.end_epoch()
@@ -317,8 +343,8 @@ def _refuse_combinations(model: Any, callbacks: Sequence[Any]) -> None:
     if not checkpoints:
         if any(dataset in _DATASETS for dataset in _tensorflow.datasets_in(_keras_fit.input_of(model))):
             raise ValueError(
-                "fit was given checkpoint.dataset(make) without the callback: every epoch would have the batches of "
-                "make(0), and nothing would be saved. Give fit callbacks=[checkpoint]"
+                "fit was given checkpoint.dataset(...) without the callback: every epoch would have the batches of "
+                "epoch 0, and nothing would be saved. Give fit callbacks=[checkpoint]"
             )
         return
     checkpoint = checkpoints[0]
