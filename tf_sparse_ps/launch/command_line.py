@@ -29,7 +29,7 @@ On two machines, the same command with another --node-rank on each:
   tf-sparse-ps run --nnodes 2 --node-rank 1 --coordinator host0:29400 -np 4 python train.py
 
 Exit status: 0 if all ranks ended with 0; else the status of the rank that failed first, or 128 + N if signal N ended
-it; 130 after Ctrl-C; 2 for a mistake in the arguments.
+it; 128 + N if the launcher got signal N (130 after Ctrl-C, 143 after SIGTERM); 2 for a mistake in the arguments.
 """
 
 
@@ -95,6 +95,8 @@ def parse(arguments: Sequence[str] | None) -> Options:
         )
     if not 0 < parsed.timeout < float("inf"):
         run.error(f"--timeout must be a number of seconds greater than 0. Received: {parsed.timeout}")
+    if not 0 <= parsed.grace < float("inf"):
+        run.error(f"--grace must be a number of seconds of at least 0. Received: {parsed.grace}")
     coordinator = _coordinator(run, parsed.coordinator)
     if parsed.nnodes > 1 and coordinator is None:
         run.error(
@@ -109,6 +111,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         collectives=_collectives(run, parsed.collectives),
         by_name=parsed.collectives != "auto",
         timeout_s=parsed.timeout,
+        grace_s=parsed.grace,
         log_dir=parsed.log_dir,
         all_ranks=parsed.all_ranks,
         command=_command(run, parsed.command),
@@ -147,6 +150,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     add(
         "--timeout", type=float, default=600.0, metavar="S", help="seconds launchers wait for each other (default: 600)"
+    )
+    add(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds from SIGTERM to SIGKILL for the ranks after the launcher got a signal (default: 30)",
     )
     add("--log-dir", type=Path, metavar="DIR", help="write the whole output of every rank to DIR/rank-<r>.log")
     add(
