@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -32,7 +31,7 @@ class Send(keras.callbacks.Callback):
     def _send(self, when: str) -> None:
         if when == self._when and int(tf.convert_to_tensor(self.model.optimizer.iterations)) == self._at:
             for number in self._numbers:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._send("batch")
@@ -174,6 +173,23 @@ def test_ignored_signals_stay_ignored(tmp_path: Path) -> None:
         run(tmp_path, Send(3, signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_no_step_follows_gets_the_handler_from_before(tmp_path: Path) -> None:
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                signal.raise_signal(signal.SIGTERM)
+                raise ValueError("of the program")
+
+    found: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: found.append(number))
+    try:
+        with pytest.raises(ValueError, match="of the program"):
+            run(tmp_path, Fails())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found == [signal.SIGTERM]
 
 
 def test_a_later_interrupt_ends_the_step_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import time
 import pytest
 from launcher import SECRET, Launcher, Launchers, environment, free_port, gone, until
 
+from tf_sparse_ps.collectives import exit_report
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.errors import LaunchError
 from tf_sparse_ps.launch import node_link
@@ -366,6 +367,11 @@ def test_who_failed_first() -> None:
     lost = decide(Cause(1, 2, 9), {0: ends[0]}, "")
     assert lost.text == "rank 2 (node 1) failed first, with exit status 9"
     assert decide(None, ends, "rank 0 said this") == Outcome()
+    report = exit_report.preempted(3, "SIGTERM", 143)
+    preempted = decide(Cause(0, 1, 143), {0: NodeEnd({0: 143, 1: 143}, [1], {})}, report)
+    assert (preempted.status, preempted.rank) == (143, None)
+    assert preempted.text == "the job ended with status 143 because rank 3 got SIGTERM"
+    assert decide(Cause(0, 0, 1), ends, report).rank == 0  # it failed after it was preempted
     for outcome in (by_time, lost):
         assert Outcome.of(outcome.dump()).told(shown=False) == outcome.told(shown=False)
     assert NodeEnd.of(ends[1].dump()) == ends[1]

@@ -88,17 +88,21 @@ class Preemption:
         _keras_fit.at_end(self.end)
 
     def end(self) -> None:
-        """Restores the handlers from before `begin`."""
+        """Restores the handlers from before `begin`. They then get a signal on which the ranks have not agreed."""
         while self._previous:
             number, handler = self._previous.popitem()
             if signal.getsignal(number) == self._handle:  # or the program has set another one
                 signal.signal(number, handler)
+        received, self._received = self._received, None
+        if received is not None:
+            signal.raise_signal(received)
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         now = time.monotonic()
         if self._received is None:
             self._received, self._received_at = number, now
         elif number == signal.SIGINT and now > self._received_at + _SAME_S:
+            self._received = None
             signal.default_int_handler(number, frame)
 
     def agreed(self, updates: int, *, ends_epoch: bool, now: bool = False) -> Agreed | None:
