@@ -248,6 +248,27 @@ def test_ranks_have_the_grace_to_save_after_a_signal(launch: Launchers) -> None:
     assert "the launcher of node 0 got SIGTERM" in job.said
 
 
+def test_a_repeated_sigterm_takes_no_time_from_the_ranks(launch: Launchers) -> None:
+    program = """
+def save(*_):
+    note(f"heard-{rank}")
+    wait_for("go")
+    time.sleep(0.5)  # a launcher that kills ranks after the second signal does so now
+    note(f"saved-{rank}")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+"""
+    job = launch("-np", "2", program=program + NAP)
+    pids(launch, 2)
+    job.process.send_signal(signal.SIGTERM)
+    launch.wait_for("heard-0", "heard-1")
+    job.process.send_signal(signal.SIGTERM)
+    job.process.send_signal(signal.SIGHUP)
+    (launch.folder / "go").touch()
+    assert job.wait() == 143
+    launch.wait_for("saved-0", "saved-1", timeout_s=0.1)
+
+
 def test_ranks_that_take_longer_than_the_grace_are_killed(launch: Launchers) -> None:
     job = launch("-np", "2", "--grace", "0.5", program=saves(300) + NAP)
     rank_pids = pids(launch, 2)

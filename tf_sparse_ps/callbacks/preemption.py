@@ -14,7 +14,8 @@ from tf_sparse_ps.collectives.key_values import EXIT_REPORT, KeyValueStore
 from tf_sparse_ps.errors import UnsupportedError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Ranks ask each other for signals as often as this. One question takes less than a millisecond on one machine.
+# Ranks ask each other for signals as often as this. One question takes 1.1 ms over Horovod and 5.7 ms over TensorFlow,
+# measured with two ranks on two busy cores.
 ASK_S = 1.0
 MOST_STEPS = 1000  # between two questions
 # A rank may get one SIGINT twice, for example from a launcher and from the terminal, but not this far apart.

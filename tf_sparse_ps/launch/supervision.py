@@ -192,7 +192,9 @@ class _Job:
                 steps = [(term, signal.SIGTERM), (term + kill_s, signal.SIGKILL)]
             elif isinstance(event, int):
                 interrupts += 1
-                steps = self._interrupted(event, interrupts, now)
+                # A scheduler may send SIGTERM several times, which must not take the ranks' time to save.
+                if interrupts == 1 or event == signal.SIGINT:
+                    steps = self._interrupted(event, interrupts, now)
             elif event is None and not steps:
                 pids = ", ".join(str(rank.pid) for rank in running)
                 say(f"these processes have not ended after SIGKILL: {pids}. The launcher ends without them")
@@ -234,7 +236,7 @@ class _Job:
                 (now + _INTERRUPT_S, signal.SIGTERM),
                 (now + _INTERRUPT_S + self._options.grace_s, signal.SIGKILL),
             ]
-        return [(now, signal.SIGTERM), (now + self._options.grace_s, signal.SIGKILL)]
+        return [(now, signal.SIGTERM), (now + (self._options.grace_s if first else KILL_S), signal.SIGKILL)]
 
     # --- after the ranks have ended ---
 
