@@ -122,6 +122,25 @@ def test_ctrl_c_on_one_machine_ends_the_others(which: int, launch: Launchers) ->
     assert all(map(gone, rank_pids))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("which", [0, 1])
+def test_ranks_of_all_machines_have_the_grace_after_a_signal_to_one(which: int, launch: Launchers) -> None:
+    saves = """
+def save(number, _):
+    time.sleep(6)  # after a failure, this would be too long
+    note(f"saved-{rank}")
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+"""
+    nodes = Nodes(launch)
+    jobs = [nodes.start(k, saves + NAP) for k in range(2)]
+    pids(launch, 0, 1)
+    jobs[which].process.send_signal(signal.SIGTERM)
+    assert [job.wait(40) for job in jobs] == [143, 143]
+    launch.wait_for("saved-0", "saved-1", timeout_s=0.1)
+    assert all(f"the launcher of node {which} got SIGTERM" in job.said for job in jobs)
+
+
 @pytest.mark.daily_cases(1)
 @pytest.mark.parametrize("which", [0, 1])
 def test_ctrl_c_where_ranks_are_done_ends_the_others(which: int, launch: Launchers) -> None:
