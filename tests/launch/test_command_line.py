@@ -57,6 +57,15 @@ def test_a_second_machine() -> None:
     assert parse(words("--nnodes 1 --coordinator host0:29400 -np 2 true")).coordinator is None
 
 
+def test_ranks_have_half_a_minute_to_save(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(words("-np 1 true")).grace_s == 30
+    assert parse(words("-np 1 --grace 2.5 true")).grace_s == 2.5
+    for grace in ("-1", "inf", "nan"):
+        with pytest.raises(SystemExit):
+            cli.main(words(f"-np 1 --grace {grace} true"))
+        assert f"--grace must be a number of seconds of at least 0. Received: {float(grace)}" in capsys.readouterr().err
+
+
 def test_collectives_are_horovods_if_it_is_installed() -> None:
     assert parse(words("-np 1 true")).collectives == ("horovod" if HOROVOD else "tensorflow")
     assert parse(words("-np 1 --collectives tensorflow true")).collectives == "tensorflow"

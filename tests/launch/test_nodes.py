@@ -13,6 +13,7 @@ import time
 import pytest
 from launcher import SECRET, Launcher, Launchers, environment, free_port, gone, until
 
+from tf_sparse_ps.collectives import exit_report
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.errors import LaunchError
 from tf_sparse_ps.launch import node_link
@@ -119,6 +120,25 @@ def test_ctrl_c_on_one_machine_ends_the_others(which: int, launch: Launchers) ->
     assert [job.wait(20) for job in jobs] == [130, 130]
     assert all(f"the launcher of node {which} got SIGINT" in job.said for job in jobs)
     assert all(map(gone, rank_pids))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("which", [0, 1])
+def test_ranks_of_all_machines_have_the_grace_after_a_signal_to_one(which: int, launch: Launchers) -> None:
+    saves = """
+def save(number, _):
+    time.sleep(6)  # after a failure, this would be too long
+    note(f"saved-{rank}")
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+"""
+    nodes = Nodes(launch)
+    jobs = [nodes.start(k, saves + NAP) for k in range(2)]
+    pids(launch, 0, 1)
+    jobs[which].process.send_signal(signal.SIGTERM)
+    assert [job.wait(40) for job in jobs] == [143, 143]
+    launch.wait_for("saved-0", "saved-1", timeout_s=0.1)
+    assert all(f"the launcher of node {which} got SIGTERM" in job.said for job in jobs)
 
 
 @pytest.mark.daily_cases(1)
@@ -366,6 +386,11 @@ def test_who_failed_first() -> None:
     lost = decide(Cause(1, 2, 9), {0: ends[0]}, "")
     assert lost.text == "rank 2 (node 1) failed first, with exit status 9"
     assert decide(None, ends, "rank 0 said this") == Outcome()
+    report = exit_report.preempted(3, "SIGTERM", 143)
+    preempted = decide(Cause(0, 1, 143), {0: NodeEnd({0: 143, 1: 143}, [1], {})}, report)
+    assert (preempted.status, preempted.rank) == (143, None)
+    assert preempted.text == "the job ended with status 143 because rank 3 got SIGTERM"
+    assert decide(Cause(0, 0, 1), ends, report).rank == 0  # it failed after it was preempted
     for outcome in (by_time, lost):
         assert Outcome.of(outcome.dump()).told(shown=False) == outcome.told(shown=False)
     assert NodeEnd.of(ends[1].dump()) == ends[1]

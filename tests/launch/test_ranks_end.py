@@ -227,6 +227,57 @@ def test_a_launcher_that_is_told_to_end(number: signal.Signals, launch: Launcher
     assert all(map(gone, rank_pids))
 
 
+def saves(seconds: float) -> str:
+    """Returns a program that takes a time to end after SIGTERM."""
+    return f"""
+def save(number, _):
+    time.sleep({seconds})
+    note(f"saved-{{rank}}")
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+"""
+
+
+@pytest.mark.nightly
+def test_ranks_have_the_grace_to_save_after_a_signal(launch: Launchers) -> None:
+    job = launch("-np", "2", program=saves(KILL_S + 1) + NAP)  # after a failure, this would be too long
+    pids(launch, 2)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    launch.wait_for("saved-0", "saved-1", timeout_s=0.1)
+    assert "the launcher of node 0 got SIGTERM" in job.said
+
+
+def test_a_repeated_sigterm_takes_no_time_from_the_ranks(launch: Launchers) -> None:
+    program = """
+def save(*_):
+    note(f"heard-{rank}")
+    wait_for("go")
+    time.sleep(0.5)  # a launcher that kills ranks after the second signal does so now
+    note(f"saved-{rank}")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+"""
+    job = launch("-np", "2", program=program + NAP)
+    pids(launch, 2)
+    job.process.send_signal(signal.SIGTERM)
+    launch.wait_for("heard-0", "heard-1")
+    job.process.send_signal(signal.SIGTERM)
+    job.process.send_signal(signal.SIGHUP)
+    (launch.folder / "go").touch()
+    assert job.wait() == 143
+    launch.wait_for("saved-0", "saved-1", timeout_s=0.1)
+
+
+def test_ranks_that_take_longer_than_the_grace_are_killed(launch: Launchers) -> None:
+    job = launch("-np", "2", "--grace", "0.5", program=saves(300) + NAP)
+    rank_pids = pids(launch, 2)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert all(map(gone, rank_pids))
+    assert not list(launch.folder.glob("saved-*"))
+
+
 def test_no_rank_outlives_a_launcher_that_was_killed(launch: Launchers) -> None:
     job = launch("-np", "3", program=NAP)
     rank_pids = pids(launch, 3)

@@ -49,6 +49,8 @@ class Options:
       kill_point: The point of a save at which it kills itself, from that number of updates on.
       kill_restore: The point of a restore at which it kills itself.
       kill_waits: Whether it announces the kill, and waits for another end: that of the launcher.
+      preemption: Whether the job saves and ends after SIGTERM.
+      sends: Who gets SIGTERM instead of the kill: "rank", "launcher", or "all".
       placement: The placement of the tables: "replicated" or "sharded".
       tiered: The folder for the rows on disk of one table; "": all rows are in memory.
       memory: The memory of that table, if it has rows on disk.
@@ -72,6 +74,8 @@ class Options:
     kill_point: str = ""
     kill_restore: str = ""
     kill_waits: bool = False
+    preemption: bool = False
+    sends: str = ""
     placement: str = "replicated"
     tiered: str = ""
     memory: int | str = "5.5MiB"
@@ -143,9 +147,24 @@ class Kill(keras.callbacks.Callback):
     def __init__(self, options: Options) -> None:
         super().__init__()
         self._options = options
+        self._has_sent = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        die(self._options, int(self.model.optimizer.iterations))
+        updates = int(self.model.optimizer.iterations)
+        if not self._options.sends:
+            die(self._options, updates)
+        elif updates >= self._options.kill_at and not self._has_sent:
+            self._has_sent = True
+            send(self._options)
+
+
+def send(options: Options) -> None:
+    """Sends SIGTERM to this rank, to the launcher, or to both, as the options say."""
+    is_chosen = this_rank.rank() == options.kill_rank
+    if is_chosen and options.sends in ("launcher", "all"):
+        os.kill(os.getppid(), signal.SIGTERM)
+    if (is_chosen and options.sends == "rank") or options.sends == "all":
+        signal.raise_signal(signal.SIGTERM)
 
 
 def die(options: Options, updates: int) -> None:
@@ -193,9 +212,16 @@ def how(options: Options) -> dict[str, Any]:
     return {"keep": 2, "background": options.background, "per_node": options.per_node}
 
 
+def preemption(options: Options) -> dict[str, Any]:
+    """Returns the options of the callback alone."""
+    return {"on_preemption": True} if options.preemption else {}
+
+
 def fit(options: Options, model: Any) -> None:
     """Trains by `fit`."""
-    checkpoint = tsps.callbacks.Checkpoint(where(options), every_steps=options.every, **how(options))
+    checkpoint = tsps.callbacks.Checkpoint(
+        where(options), every_steps=options.every, **how(options), **preemption(options)
+    )
     data = checkpoint.dataset(batches_of(options))
     if options.placement == "sharded":
         data = tsps.lookahead(data, model, batches=2)

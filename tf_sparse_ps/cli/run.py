@@ -30,7 +30,7 @@ On two machines, the same command with another --node-rank on each:
   tf-sparse-ps run --nnodes 2 --node-rank 1 --coordinator host0:29400 -np 4 python train.py
 
 Exit status: 0 if all ranks ended with 0; else the status of the rank that failed first, or 128 + N if signal N ended
-it; 130 after Ctrl-C; 2 for a mistake in the arguments.
+it; 128 + N if the launcher got signal N (130 after Ctrl-C, 143 after SIGTERM); 2 for a mistake in the arguments.
 """
 
 
@@ -58,6 +58,13 @@ it; 130 after Ctrl-C; 2 for a mistake in the arguments.
     "--timeout", type=float, default=600.0, metavar="S", help="Seconds launchers wait for each other (default: 600)."
 )
 @click.option(
+    "--grace",
+    type=float,
+    default=30.0,
+    metavar="S",
+    help="Seconds from SIGTERM to SIGKILL for the ranks after the launcher got a signal (default: 30).",
+)
+@click.option(
     "--log-dir",
     type=PATH,
     metavar="DIR",
@@ -76,6 +83,7 @@ def command(
     coordinator: str | None,
     collectives: str,
     timeout: float,
+    grace: float,
     log_dir: Path | None,
     all_ranks: bool,
     program: tuple[str, ...],
@@ -84,7 +92,9 @@ def command(
 
     Options stand before the program. All words after it belong to the program.
     """
-    return launch.run(options(ranks, nnodes, node_rank, coordinator, collectives, timeout, log_dir, all_ranks, program))
+    return launch.run(
+        options(ranks, nnodes, node_rank, coordinator, collectives, timeout, grace, log_dir, all_ranks, program)
+    )
 
 
 def options(
@@ -94,6 +104,7 @@ def options(
     coordinator: str | None,
     collectives: str,
     timeout: float,
+    grace: float,
     log_dir: Path | None,
     all_ranks: bool,
     program: tuple[str, ...],
@@ -117,6 +128,8 @@ def options(
         mistake(f"--node-rank must be 0 to {nnodes - 1} with --nnodes {nnodes}. Received: {node_rank}")
     if not 0 < timeout < float("inf"):
         mistake(f"--timeout must be a number of seconds greater than 0. Received: {timeout}")
+    if not 0 <= grace < float("inf"):
+        mistake(f"--grace must be a number of seconds of at least 0. Received: {grace}")
     address = _address(coordinator)
     if nnodes > 1 and address is None:
         mistake(
@@ -131,6 +144,7 @@ def options(
         collectives=_collectives(collectives),
         by_name=collectives != "auto",
         timeout_s=timeout,
+        grace_s=grace,
         log_dir=log_dir,
         all_ranks=all_ranks,
         command=_command(program),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_PREEMPTED = "preempted with status "
+
 
 def joined(rank: int) -> str:
     """Returns the report of a rank that called `hvd.join`."""
@@ -24,3 +26,20 @@ def no_more_steps(rank: int, waited_s: float) -> str:
 def failed(rank: int, error: BaseException) -> str:
     """Returns the report of a rank that ends because of an error that it raised."""
     return f"rank {rank} ended with {type(error).__name__}: {error}"
+
+
+def preempted(rank: int, name: str, status: int) -> str:
+    """Returns the report of ranks that saved and ended after a signal.
+
+    Args:
+      rank: The rank that got the signal.
+      name: The name of the signal.
+      status: The exit status of all ranks.
+    """
+    return f"{_PREEMPTED}{status}: rank {rank} got {name}"
+
+
+def preempted_by(report: str, status: int) -> str:
+    """Returns which rank got which signal, if a report is of `preempted` with this status; otherwise ""."""
+    prefix = f"{_PREEMPTED}{status}: "
+    return report.removeprefix(prefix) if report.startswith(prefix) else ""

@@ -35,7 +35,7 @@ _READING_S = 5.0  # the time that other launchers may take to read the outcome
 class NodeLink:
     """One launcher's access to the texts of all launchers."""
 
-    def __init__(self, node_rank: int, nodes: Sequence[Node], texts: Texts, job: str) -> None:
+    def __init__(self, node_rank: int, nodes: Sequence[Node], texts: Texts, job: str, grace_s: float = 0.0) -> None:
         """Stores the arguments. The launchers have met before.
 
         Args:
@@ -43,8 +43,10 @@ class NodeLink:
           nodes: All nodes.
           texts: The texts of the launchers in node 0's store.
           job: The id of the job. It reveals if another job's store is at the same address.
+          grace_s: The additional time that other nodes may take to end their ranks after a signal to a launcher.
         """
         self._node_rank, self._nodes, self._texts, self._job = node_rank, nodes, texts, job
+        self._grace_s = grace_s
         self._cause: Cause | None = None
         self._lost = False  # whether the store cannot be reached any more
         self._interrupts = 0
@@ -136,6 +138,12 @@ class NodeLink:
                     self._cause = Cause.interrupted(self._node_rank, event)
                     self.tell(self._cause)
 
+    @property
+    def _ending_s(self) -> float:
+        """The time that other nodes may take to end their ranks."""
+        is_signal = self._cause is not None and self._cause.is_signal
+        return _ENDING_S + (self._grace_s if is_signal else 0.0)
+
     def _set_cause(self, cause: Cause, events: queue.SimpleQueue[Any]) -> None:
         if self._cause is None:
             self._cause = cause
@@ -150,7 +158,7 @@ class NodeLink:
                 if text is not None:
                     ends[k] = NodeEnd.of(text)
             if self._cause is not None and deadline == float("inf"):
-                deadline = time.monotonic() + _ENDING_S
+                deadline = time.monotonic() + self._ending_s
             self._pause(events, 0.1)
         text = self._texts.get("cause")  # the first cause of any launcher
         outcome = decide(Cause.of(text) if text else self._cause, ends, exit_report())
@@ -174,7 +182,7 @@ class NodeLink:
             if self._lost:
                 break
             if self._cause is not None and deadline == float("inf"):
-                deadline = time.monotonic() + _ENDING_S + _READING_S
+                deadline = time.monotonic() + self._ending_s + _READING_S
             self._pause(events, 0.2)
         # Node 0 has not sent the outcome. This launcher decides with the facts of its own node.
         return decide(self._cause, {self._node_rank: end}, exit_report())

@@ -18,6 +18,7 @@ class Options:
       collectives: "tensorflow" or "horovod".
       by_name: Whether the command line names the collectives. Otherwise they were chosen automatically.
       timeout_s: The time that launchers wait for each other.
+      grace_s: The time between SIGTERM and SIGKILL for the ranks, after a signal to a launcher.
       log_dir: The folder for a log of each rank; None: no logs are written.
       all_ranks: Whether the output of all ranks is shown.
       command: The full path of the program, and its arguments.
@@ -30,6 +31,7 @@ class Options:
     collectives: str
     by_name: bool
     timeout_s: float
+    grace_s: float
     log_dir: Path | None
     all_ranks: bool
     command: tuple[str, ...]

@@ -8,6 +8,10 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 
+from tf_sparse_ps.collectives import exit_report as exit_reports
+
+_SIGNALS = 128  # shells report 128 + N for a process that signal N has ended
+
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
@@ -39,7 +43,12 @@ class Cause:
           node: The number of the launcher's node.
           number: The number of the signal.
         """
-        return cls(node, None, 128 + number, f"the launcher of node {node} got {signal.Signals(number).name}")
+        return cls(node, None, _SIGNALS + number, f"the launcher of node {node} got {signal.Signals(number).name}")
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether a launcher got a signal."""
+        return self.rank is None and self.status > _SIGNALS
 
     def dump(self) -> str:
         """Returns this object as a text, for the key-value store."""
@@ -127,6 +136,8 @@ def decide(cause: Cause | None, ends: Mapping[int, NodeEnd], exit_report: str) -
         return Outcome()
     if cause.rank is None:
         return Outcome(cause.status, None, cause.text)
+    if reason := exit_reports.preempted_by(exit_report, cause.status):
+        return Outcome(cause.status, None, f"the job ended with status {cause.status} because {reason}")
     node, rank, status = cause.node, cause.rank, cause.status
     # Other ranks may have ended before the rank that caused their end. That rank has written the exit report.
     match = re.match(r"rank (\d+)\b", exit_report)
@@ -158,4 +169,4 @@ def how(status: int) -> str:
 
 def exit_status(status: int) -> int:
     """Returns the exit status that shells report for a status in the form of `subprocess.Popen.returncode`."""
-    return status if status >= 0 else 128 - status
+    return status if status >= 0 else _SIGNALS - status

@@ -26,7 +26,7 @@ from tf_sparse_ps.node import job_folder, local_peers
 # The time between the failure of a rank and SIGTERM for the others, in which they can report the rank that they miss.
 # `failures/ending.py` takes four seconds.
 GRACE_S = 5.0
-# The time between SIGTERM and SIGKILL.
+# The time between SIGTERM and SIGKILL after a failure. After a signal to a launcher it is `Options.grace_s`.
 KILL_S = 5.0
 # The time between SIGINT, which the ranks get after Ctrl-C, and SIGTERM.
 _INTERRUPT_S = 3.0
@@ -108,7 +108,7 @@ class _Job:
         )
         nodes = launchers.hold(node, prepare)
         self._job = launchers.job
-        self._link = NodeLink(options.node_rank, nodes, launchers.texts, launchers.job)
+        self._link = NodeLink(options.node_rank, nodes, launchers.texts, launchers.job, options.grace_s)
         return nodes
 
     def _meet_for_horovod(self, host: str) -> list[Node]:
@@ -188,10 +188,13 @@ class _Job:
                     self._link.tell(event)
                 # If no rank has failed, the others have nothing to report, and get SIGTERM immediately.
                 term = now + (0.0 if event.rank is None else GRACE_S)
-                steps = [(term, signal.SIGTERM), (term + KILL_S, signal.SIGKILL)]
+                kill_s = self._options.grace_s if event.is_signal else KILL_S
+                steps = [(term, signal.SIGTERM), (term + kill_s, signal.SIGKILL)]
             elif isinstance(event, int):
                 interrupts += 1
-                steps = self._interrupted(event, interrupts, now)
+                # A scheduler may send SIGTERM several times, which must not take the ranks' time to save.
+                if interrupts == 1 or event == signal.SIGINT:
+                    steps = self._interrupted(event, interrupts, now)
             elif event is None and not steps:
                 pids = ", ".join(str(rank.pid) for rank in running)
                 say(f"these processes have not ended after SIGKILL: {pids}. The launcher ends without them")
@@ -231,9 +234,9 @@ class _Job:
             return [
                 (now, signal.SIGINT),
                 (now + _INTERRUPT_S, signal.SIGTERM),
-                (now + _INTERRUPT_S + KILL_S, signal.SIGKILL),
+                (now + _INTERRUPT_S + self._options.grace_s, signal.SIGKILL),
             ]
-        return [(now, signal.SIGTERM), (now + KILL_S, signal.SIGKILL)]
+        return [(now, signal.SIGTERM), (now + (self._options.grace_s if first else KILL_S), signal.SIGKILL)]
 
     # --- after the ranks have ended ---
 
