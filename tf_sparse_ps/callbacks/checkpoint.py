@@ -405,7 +405,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         if self._resumable is None and batch:
             return (
                 f"{text}. The same command resumes at the beginning of epoch {epoch}: the {batch} steps of this epoch "
-                "are lost. With checkpoint.dataset(...), none is"
+                "are lost. Give fit checkpoint.dataset(...) to lose none"
             )
         return f"{text}. It was saved, and the same command resumes at batch {batch} of epoch {epoch}"
 
