@@ -20,7 +20,7 @@ from benchmarks import harness, hosts
 
 _JOB_S = 420.0
 _ADDRESS, _PORT = "10.77.0.1", 8000  # host 0
-_FOLLOW = "import sys; from tf_sparse_ps.launch import main; sys.exit(main())"
+_FOLLOW = "import sys; from tf_sparse_ps.cli import main; sys.exit(main())"
 
 
 def run(options: harness.Options) -> list[harness.Result]:
