@@ -73,7 +73,8 @@ def of_others(path: str) -> list[dict[str, Any]]:
     found = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith(_DEFAULT) and entry.name != name:
+            user = entry.name.removeprefix(_DEFAULT)
+            if user != entry.name and user.isdecimal() and entry.name != name:
                 with contextlib.suppress(OSError):
                     found.append(_foreign(entry.path, entry.stat(follow_symlinks=False)))
     return found
