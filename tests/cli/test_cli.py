@@ -85,7 +85,7 @@ def test_every_command_with_json_has_a_valid_schema() -> None:
     with_json = {
         words for words, command in all_commands().items() if any(option.name == "as_json" for option in command.params)
     }
-    assert set(all_commands()) - with_json == {"run"}, "what `run` prints is the program's"
+    assert set(all_commands()) - with_json == {"run", "metrics"}, "`run` prints what its program prints"
     schemas = {path.stem: json.loads(path.read_text()) for path in SCHEMAS.iterdir()}
     assert set(schemas) - {"keys"} == {words.replace(" ", "-") for words in with_json}
     for name, schema in schemas.items():
@@ -104,14 +104,15 @@ commands = [
     ["--help"], ["ls"], ["inspect", folder + "/old-n0", "--histogram"], ["inspect", files + "/serve"],
     ["verify", files + "/checkpoints"], ["verify", files + "/serve"], ["get", files + "/words.tfsps", "1"],
     ["diff", files + "/words.tfsps", files + "/serve"], ["doctor"], ["checkpoint", "list", files + "/checkpoints"],
-    ["clean", "--job", "run", "--yes"], ["follow", files + "/serve", files + "/followed", "--once"],
+    ["clean", "--job", "run", "--yes"], ["top", "--once", "--every", "0.05"],
+    ["follow", files + "/serve", files + "/followed", "--once"],
     ["export", files + "/words.tfsps", "--to", files + "/rows.npz"],
     ["import", files + "/rows.npz", "--into", files + "/again.tfsps"],
 ]
 for words in commands:
     cli.main(words)
     assert "tensorflow" not in sys.modules, words
-assert {{words[0] for words in commands}} == {{*{WITHOUT_TENSORFLOW!r}, "--help"}} - {{"run"}}
+assert {{words[0] for words in commands}} == {{*{WITHOUT_TENSORFLOW!r}, "--help"}} - {{"run", "metrics"}}
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -147,6 +148,7 @@ def processor_time_s(words: list[str], **values: str) -> float:
         (["--help"], HELP_S),
         (["run", "--help"], HELP_S),
         (["ls"], HELP_S),
+        (["top", "--once", "--every", "0.05"], COMMAND_S),
         (["inspect", "{tables}/old-n0"], COMMAND_S),
         (["verify", "{files}/serve"], COMMAND_S),
         (["diff", "{files}/words.tfsps", "{files}/checkpoints"], COMMAND_S),

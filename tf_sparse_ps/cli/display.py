@@ -26,35 +26,52 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right:
       rows: The cells of each row.
       right: The titles of the columns that are aligned to the right.
     """
-    from rich.console import Console  # imported here, because JSON needs no rich
-    from rich.table import Table  # for the same reason
+    show(make_table(columns, rows, right=right))
+
+
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Any:
+    """Returns the rich table that `print_table` prints."""
+    from rich.table import Table  # imported here, because JSON needs no rich
 
     table = Table(box=None, show_edge=False, pad_edge=False, header_style="bold")
     for title in columns:
         table.add_column(title, justify="right" if title in right else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*row)
-    _print(Console(file=sys.stdout, markup=False, highlight=False, width=_width()), table)
+    return table
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Prints names and values in two columns. A long value is continued in its column."""
-    from rich.console import Console  # imported here, because JSON needs no rich
-    from rich.table import Table  # for the same reason
+    show(make_facts(facts))
+
+
+def make_facts(facts: Iterable[tuple[str, str]]) -> Any:
+    """Returns the rich table that `print_facts` prints."""
+    from rich.table import Table  # imported here, because JSON needs no rich
 
     table = Table(box=None, show_header=False, show_edge=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for row in facts:
         table.add_row(*row)
-    _print(Console(file=sys.stdout, markup=False, highlight=False, width=_width()), table)
+    return table
+
+
+def make_console() -> Any:
+    """Returns a rich console for standard output, which does not interpret texts."""
+    from rich.console import Console  # imported here, because JSON needs no rich
+
+    return Console(file=sys.stdout, markup=False, highlight=False, width=_width())
 
 
 def _width() -> int | None:
     return None if sys.stdout.isatty() else _LOG_COLUMNS
 
 
-def _print(console: Any, renderable: Any) -> None:
+def show(renderable: Any) -> None:
+    """Prints something that rich has made. Outside of a terminal there are no trailing blanks."""
+    console = make_console()
     if console.is_terminal:
         console.print(renderable)
         return
@@ -76,6 +93,18 @@ def size(n: float | None) -> str:
 def count(n: int | None) -> str:
     """Returns a number with separators; "-" for None."""
     return "-" if n is None else f"{n:,}"
+
+
+def rate(n: float | None) -> str:
+    """Returns a number per second, with three digits or all before the point; "-" for None."""
+    if n is None:
+        return "-"
+    return f"{n:,.0f}" if n >= 100 or n == 0 else f"{n:.3g}"
+
+
+def share(part: float | None) -> str:
+    """Returns a part of 1 as a percentage; "-" for None."""
+    return "-" if part is None else f"{part:.0%}"
 
 
 def duration(seconds: float | None) -> str:

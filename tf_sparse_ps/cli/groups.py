@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.errors import AccessError, TableError
-from tf_sparse_ps.folders import Folder, Trust
+from tf_sparse_ps.errors import TableError
+from tf_sparse_ps.folders import Folder
+from tf_sparse_ps.monitoring.own_groups import is_group as is_group
+from tf_sparse_ps.monitoring.own_groups import open_folder as open_folder
+from tf_sparse_ps.monitoring.own_groups import rows_of as rows_of
 from tf_sparse_ps.node import job_folder
 
 _JOB = re.compile(r"(.+)-n(\d+)")
-_SKETCH = ".sketch"
 _DEFAULT = "tf_sparse_ps-"
 
 
@@ -46,27 +48,6 @@ def in_folder(path: str) -> list[dict[str, Any]]:
         return [facts for name in folder.names() if (facts := _describe(folder, name)) is not None]
 
 
-def open_folder(path: str) -> Folder:
-    """Opens the folder of tables.
-
-    Raises:
-      AccessError: The folder belongs to another user, or others can replace it.
-      FileNotFoundError: It does not exist.
-    """
-    try:
-        folder = Folder.open(path, Trust.OWN)
-    except PermissionError as error:
-        if isinstance(error, AccessError):
-            raise
-        raise AccessError(f"{path} cannot be read by this user. Set TFSPS_DIR to a folder of yours") from None
-    try:
-        folder.check_own()
-    except AccessError:
-        folder.close()
-        raise
-    return folder
-
-
 def of_others(path: str) -> list[dict[str, Any]]:
     """Describes the default folders of other users beside the default folder `path`. They are not opened."""
     parent, name = os.path.split(os.path.abspath(path))
@@ -78,20 +59,6 @@ def of_others(path: str) -> list[dict[str, Any]]:
                 with contextlib.suppress(OSError):
                     found.append(_foreign(entry.path, entry.stat(follow_symlinks=False)))
     return found
-
-
-def is_group(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder has the files of a group."""
-    return any(os.path.lexists(os.path.join(path, name)) for name in ("group", "writer.lock"))
-
-
-def rows_of(group: _table.Group) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-    """Yields place, configuration and sizes of each table of a group, without the counts of keys that have no row."""
-    infos = {table: group.table_info(table) for table in group.tables()}
-    sketches = {info["name"] + _SKETCH for info in infos.values()}
-    for table, info in infos.items():
-        if info["name"] not in sketches:
-            yield table, info, group.stats(table)
 
 
 def _describe(folder: Folder, name: str) -> dict[str, Any] | None:

@@ -14,6 +14,8 @@ from tf_sparse_ps._version import __version__
 COMMANDS = {
     "run": "Starts the ranks of a job.",
     "ls": "Lists the groups of tables on this machine.",
+    "top": "Shows what the jobs of this machine do, live.",
+    "metrics": "Serves what the jobs of this machine count, for Prometheus.",
     "inspect": "Shows what a group, table, file, checkpoint or version contains.",
     "verify": "Reads all of a path, and checks all checksums.",
     "get": "Prints the rows of keys.",
