@@ -20,6 +20,7 @@ COMMANDS = {
     "diff": "Compares two tables, files, checkpoints or versions.",
     "clean": "Removes the tables of jobs that were killed.",
     "doctor": "Checks this machine and its software.",
+    "plan": "Plans the tables of a job before its first run.",
     "checkpoint": "Lists, verifies, compares and rewrites checkpoints.",
     "publish": "Writes a served version from a checkpoint.",
     "follow": "Copies new served versions to this machine.",
