@@ -28,8 +28,9 @@ from tf_sparse_ps.table import Table, several_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPONENT = 1.05
-_FILL = 16_384  # rows per step that fills a table
-_STEPS, _WARMUP = 20, 4
+FILL = 16_384  # rows per step that fills a table
+_STEPS, WARMUP = 20, 4
+_TIER_STEPS = 60  # before the first measurement, in which frequent rows come into memory
 _REPETITIONS = 3
 
 
@@ -60,7 +61,7 @@ CASES = {
     "narrow, Adam": Case(1_200_000, (8,), "adam", 100_000),
     "wide, Adagrad": Case(200_000, (128,), "adagrad", 100_000),
     "bfloat16": Case(600_000, (32,), "adagrad", 100_000, dtype="bfloat16"),
-    "tiered": Case(1_200_000, (16,), "adagrad", 20_000, memory="64MiB"),
+    "tiered": Case(1_200_000, (16,), "adagrad", 20_000, memory="96MiB"),
     "several tables": Case(200_000, (8, 16, 32, 64), "adagrad", 30_000),
     "two ranks": Case(500_000, (64,), "adagrad", 50_000, ranks=2),
 }
@@ -89,13 +90,20 @@ def compare(case: Case, group: Path, disk: Path, repetitions: int = _REPETITIONS
         return _compare_ranks(case, group, disk, repetitions)
     measured, expected = [], []
     with tables(case, group, disk) as made:
-        for _ in range(repetitions):
+        for seed in range(_TIER_STEPS // (_STEPS + WARMUP) if case.memory else 0):
+            _step_ms(case, made, 100 + seed)
+        for repetition in range(repetitions):
             before = plan.measure(os.fspath(group.parent))
-            measured.append(_step_ms(case, made))
+            measured.append(_step_ms(case, made, 5 + repetition))
             after = plan.measure(os.fspath(group.parent))
             expected.append(expected_ms(case, disk, _least(before, after)))
         size = table_bytes(made)
     return Figures(size, expected_bytes(case, disk), tuple(measured), tuple(expected))
+
+
+def cores() -> int:
+    """Returns the number of cores of this process."""
+    return len(os.sched_getaffinity(0))
 
 
 def _least(*costs: plan.Costs) -> plan.Costs:
@@ -113,7 +121,7 @@ def tables(case: Case, group: Path, disk: Path | None, rows: int | None = None) 
                 table = stack.enter_context(Table.create(group / config.name, config))
                 made.append(table)
                 keys = np.random.default_rng(1).permutation(rows or case.rows)
-                for part in np.array_split(keys, -(-len(keys) // _FILL)):
+                for part in np.array_split(keys, -(-len(keys) // FILL)):
                     table.apply_gradients(part, np.full((len(part), config.dim), 1e-3, np.float32))
             time.sleep(0.3)  # the helper grows files
             yield made
@@ -140,24 +148,24 @@ def expected_bytes(case: Case, disk: Path | None, rows: int | None = None) -> in
     return sum(memory.estimate(config, rows or case.rows, case.ids).table for config in _configs(case, disk))
 
 
-def _ids(case: Case, seed: int) -> np.ndarray:
-    """Returns Zipf ids, int64[steps, ids]. Equally frequent ids of two tables have different keys."""
+def zipf_ids(case: Case, seed: int) -> np.ndarray:
+    """Returns Zipf ids, int64[steps, ids]."""
     law = np.arange(1, case.rows + 1, dtype=np.float64) ** -EXPONENT
     draw = np.random.default_rng(seed)
-    ranks = np.searchsorted(np.cumsum(law) / law.sum(), draw.random((_STEPS + _WARMUP, case.ids)))
+    ranks = np.searchsorted(np.cumsum(law) / law.sum(), draw.random((_STEPS + WARMUP, case.ids)))
     return np.random.default_rng(7).permutation(case.rows)[np.minimum(ranks, case.rows - 1)]
 
 
-def _step_ms(case: Case, made: Sequence[Table]) -> float:
+def _step_ms(case: Case, made: Sequence[Table], seed: int) -> float:
     """Returns the milliseconds of a step: the least of those in memory, the median if the disk takes part."""
     times = []
     gradients = {table.config.dim: np.full((case.ids, table.config.dim), 1e-3, np.float32) for table in made}
-    for step, ids in enumerate(_ids(case, 5)):
+    for step, ids in enumerate(zipf_ids(case, seed)):
         begin = time.perf_counter()
         for table in made:
             table.lookup(ids)
         several_tables.step({table: (ids, gradients[table.config.dim], None) for table in made})
-        if step >= _WARMUP:
+        if step >= WARMUP:
             times.append(time.perf_counter() - begin)
     return 1e3 * float(np.median(times) if case.memory else np.quantile(times, 0.1))
 
@@ -182,16 +190,14 @@ def expected_ms(case: Case, disk: Path, costs: plan.Costs) -> float:
         "ranks_per_machine": case.ranks,
         "disk": {"path": os.fspath(disk), "bytes": "100GB", "reads_per_second": _reads_per_second(case, disk)},
     }
-    machine = {"memory": 1 << 40, "shared_memory": 1 << 40, "cores": os.cpu_count() or 1}
+    machine = {"memory": 1 << 40, "shared_memory": 1 << 40, "cores": cores()}
     config = plan.parse(document, machine)
     skews = {table.name: plan.Zipf(table.rows, table.zipf) for table in config.tables}
     return plan.Planner(config, skews, costs).plan().step.total
 
 
 def _reads_per_second(case: Case, disk: Path) -> float | None:
-    from tf_sparse_ps.cli import disk_check
-
-    return float(str(disk_check.tiers(os.fspath(disk)).facts["reads_per_s"])) if case.memory else None
+    return plan.measure_disk(os.fspath(disk), "/dev/shm") if case.memory else None
 
 
 def _compare_ranks(case: Case, group: Path, disk: Path, repetitions: int) -> Figures:

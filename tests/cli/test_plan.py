@@ -30,6 +30,8 @@ COSTS = {
     "update_byte_ns": 0.2,
     "merge_key_ns": 18,
     "merge_byte_ns": 0.07,
+    "large_lookup_byte_ns": 0.1,
+    "large_merge_byte_ns": 0.05,
 }
 TABLE = {"name": "items", "dim": 16, "rows": 100_000}
 
@@ -193,6 +195,16 @@ def test_a_full_disk_is_a_problem_of_its_own() -> None:
     plan = planned(job(large, disk={"path": "/disk", "bytes": "1GB"}))
     assert [what for what, _ in plan.problems] == ["disk"]
     assert plan.remedies[0].startswith("Use a disk with ")
+
+
+def test_a_tier_needs_the_places_of_all_rows_and_the_rows_of_two_steps() -> None:
+    table = {**TABLE, "rows": 1_200_000}
+    small = planned(job({**table, "storage": {"path": "/disk", "memory": "64MiB"}}))  # a million places take 55 MiB
+    assert [what for what, _ in small.problems] == ["tier memory"]
+    assert small.remedies[0].startswith("Give the tiered table 'items' ")
+    assert not planned(job({**table, "storage": {"path": "/disk", "memory": "96MiB"}})).problems
+    wide = {**table, "storage": {"path": "/disk", "memory": "96MiB"}, "ids_per_sample": 1000}
+    assert [what for what, _ in planned(job(wide)).problems] == ["tier memory"]
 
 
 def test_a_device_gets_the_rows_that_most_ids_find_there() -> None:

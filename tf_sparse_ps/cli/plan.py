@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from tf_sparse_ps import plan as plan_lib
-from tf_sparse_ps.cli import disk_check, machine_checks
+from tf_sparse_ps.cli import machine_checks
 from tf_sparse_ps.cli.command import PATH, Command, json_option
 from tf_sparse_ps.cli.display import count, print_facts, print_json, print_table, size
 from tf_sparse_ps.config import Sharded, Tiered
-from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.errors import AccessError, InvalidArgumentError, NoSpaceError
 from tf_sparse_ps.node import job_folder
 from tf_sparse_ps.plan import model_tables, samples
 from tf_sparse_ps.plan.planner import Choice, Plan
@@ -141,10 +141,12 @@ def _with_disk_rate(config: plan_lib.PlanConfig) -> plan_lib.PlanConfig:
     disk = config.disk
     if disk is None or disk.reads_per_second is not None or not os.path.isdir(disk.path):
         return config
-    rate = disk_check.tiers(os.path.abspath(disk.path)).facts.get("reads_per_s")
-    if rate is None:
+    try:
+        rate = plan_lib.measure_disk(os.path.abspath(disk.path), _folder())
+    except (AccessError, NoSpaceError, OSError) as error:
+        click.echo(f"The speed of the disk is unknown, because it cannot be measured: {error}", err=True)
         return config
-    return dataclasses.replace(config, disk=dataclasses.replace(disk, reads_per_second=float(rate)))
+    return dataclasses.replace(config, disk=dataclasses.replace(disk, reads_per_second=rate))
 
 
 # --- output ---

@@ -7,7 +7,7 @@
 """
 
 from tf_sparse_ps.plan.configuration import PlanConfig, PlannedTable, parse
-from tf_sparse_ps.plan.costs import Costs, measure
+from tf_sparse_ps.plan.costs import Costs, measure, measure_disk
 from tf_sparse_ps.plan.planner import Choice, Plan, Planner
 from tf_sparse_ps.plan.skew import Sampled, Skew, Zipf
 
@@ -22,5 +22,6 @@ __all__ = [
     "Skew",
     "Zipf",
     "measure",
+    "measure_disk",
     "parse",
 ]

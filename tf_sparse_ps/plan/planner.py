@@ -237,11 +237,15 @@ class Planner:
 
     def _least_tier(self, table: PlannedTable) -> int:
         """Returns the least memory of a tiered table: the places of all rows, and the rows of two steps."""
-        size = self._size(table)
         keys = step_time.updated_keys(table, self._skews[table.name], self._config)
         nodes = self._nodes(table)
-        inside = min(size.rows_in_memory, int(2 * keys) + 1)
-        return max(_LEAST_TIER, memory.memory_for(table.config, size.rows_in_memory, inside, nodes))
+        rows = -(-table.rows // nodes)
+        return max(_LEAST_TIER, memory.memory_for(table.config, rows, min(rows, int(2 * keys) + 1), nodes))
+
+    def _tier(self, table: PlannedTable) -> tuple[Tiered | None, int]:
+        """Returns the tiered storage of a table, if it has one, and the least memory that it needs."""
+        storage = table.config.storage
+        return (storage, self._least_tier(table)) if isinstance(storage, Tiered) else (None, 0)
 
     # --- sums ---
 
@@ -268,7 +272,7 @@ class Planner:
         return Sums(tables_bytes, exchange, buffers, config.memory_per_rank * config.ranks_per_machine)
 
     def _room(self, tables: Sequence[PlannedTable]) -> int:
-        """Returns the bytes that are left for tables; below 0: that are missing."""
+        """Returns the bytes that are left; below 0: that are missing."""
         sums = self._sums(tables)
         return min(self._config.memory - sums.memory, self._config.shared_memory - sums.shared)
 
@@ -282,6 +286,9 @@ class Planner:
         sums = self._sums(tables)
         disk = sum(choice.size.disk for choice in choices)
         problems = []
+        tiers = sum(max(0, needed - int(storage.memory)) for storage, needed in map(self._tier, tables) if storage)
+        if tiers:
+            problems.append(("tier memory", tiers))
         if sums.memory > config.memory:
             problems.append(("memory", sums.memory - config.memory))
         if sums.shared > config.shared_memory:
@@ -305,6 +312,10 @@ class Planner:
             remedies.append(f"Use machines with {_gib(sums.memory)} of memory.")
         if "shared memory" in missing:
             remedies.append(f"Enlarge /dev/shm to {_gib(sums.shared)}, or set TFSPS_DIR to a larger tmpfs.")
+        for table in tables:
+            storage, needed = self._tier(table)
+            if storage is not None and needed > int(storage.memory):
+                remedies.append(f"Give the tiered table {table.name!r} {_gib(needed)} of memory.")
         if "disk" in missing:
             remedies.append(f"Use a disk with {_gib(plan.disk)} of free space.")
         if "device memory" in missing:

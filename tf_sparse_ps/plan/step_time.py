@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from tf_sparse_ps.config import Sharded, Tiered
 from tf_sparse_ps.plan import memory
 from tf_sparse_ps.plan.configuration import PlanConfig, PlannedTable
-from tf_sparse_ps.plan.costs import Costs
+from tf_sparse_ps.plan.costs import LARGE, Costs
 from tf_sparse_ps.plan.memory import TableBytes
 from tf_sparse_ps.plan.skew import Skew
 
@@ -104,12 +104,19 @@ def of_table(table: PlannedTable, size: TableBytes, skew: Skew, config: PlanConf
     looked = costs.lookup_key_ns + costs.lookup_byte_ns * width
     again = costs.repeat_key_ns + costs.repeat_byte_ns * width
     merge = costs.merge_key_ns + costs.merge_byte_ns * width
-    update = costs.update_key_ns + costs.update_byte_ns * state
+    # Each plane of a row is at a place of its own, besides its index entry and change generation. Costs are those of
+    # two planes.
+    planes = 2 if table.config.optimizer is None else 1 + len(table.config.optimizer.slots)
+    update = costs.update_key_ns * (2 + planes) / 4 + costs.update_byte_ns * state
+    if n * width > LARGE:
+        looked += costs.large_lookup_byte_ns * width
+        again += costs.large_lookup_byte_ns * width
+        merge += costs.large_merge_byte_ns * width
     lookup_ns = ranks * (own * looked + (n - own) * again)
     merge_ns = ranks * (n - own) * merge
     if ranks > 1:
         merge_ns += ranks * own * merge
-    if machines > 1:
+    if machines > 1:  # gradients of other machines
         merge_ns += (node if sharded else machines * node) * merge
     if sharded:
         lookup_ns += ranks * own * again  # rows of other machines are copied once more
