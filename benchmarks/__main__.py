@@ -18,6 +18,7 @@ SUITES = {
     "layers": "small layers against keras.layers.Embedding; a collection against separate layers",
     "step": "lookup and full step on 1M x 64 rows with 213k Zipf ids, against keras.layers.Embedding",
     "sizes": "how a step grows with rows, width and ids, against copies of random rows",
+    "plan": "what `tf-sparse-ps plan` estimates for six jobs, against what they need",
     "policies": "the step of `step` with eviction and admission, against the same step without",
     "drift": "90 days of changing keys: rows, AUC and time with eviction and admission",
     "growth": "training adds 5 million keys to an unbounded table; the cost for readers",

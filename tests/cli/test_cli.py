@@ -87,7 +87,7 @@ def test_every_command_with_json_has_a_valid_schema() -> None:
     }
     assert set(all_commands()) - with_json == {"run", "metrics"}, "`run` prints what its program prints"
     schemas = {path.stem: json.loads(path.read_text()) for path in SCHEMAS.iterdir()}
-    assert set(schemas) - {"keys"} == {words.replace(" ", "-") for words in with_json}
+    assert set(schemas) - {"keys", "plan-config"} == {words.replace(" ", "-") for words in with_json}
     for name, schema in schemas.items():
         jsonschema.Draft202012Validator.check_schema(schema)
         assert schema["description"], name
@@ -95,7 +95,9 @@ def test_every_command_with_json_has_a_valid_schema() -> None:
             validate(name, {"other": 1})
 
 
-def test_no_command_but_publish_imports_tensorflow(machine: Machine) -> None:
+def test_no_command_but_publish_imports_tensorflow(machine: Machine, tmp_path: Path) -> None:
+    planned = tmp_path / "job.json"
+    planned.write_text('{"tables": [{"name": "words", "dim": 4, "rows": 1000}], "batch_size": 8}')
     code = f"""
 import sys
 from tf_sparse_ps import cli
@@ -104,6 +106,7 @@ commands = [
     ["--help"], ["ls"], ["inspect", folder + "/old-n0", "--histogram"], ["inspect", files + "/serve"],
     ["verify", files + "/checkpoints"], ["verify", files + "/serve"], ["get", files + "/words.tfsps", "1"],
     ["diff", files + "/words.tfsps", files + "/serve"], ["doctor"], ["checkpoint", "list", files + "/checkpoints"],
+    ["plan", {os.fspath(planned)!r}],
     ["clean", "--job", "run", "--yes"], ["top", "--once", "--every", "0.05"],
     ["follow", files + "/serve", files + "/followed", "--once"],
     ["export", files + "/words.tfsps", "--to", files + "/rows.npz"],

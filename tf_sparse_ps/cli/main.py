@@ -24,6 +24,7 @@ COMMANDS = {
     "import": "Reads rows of a file into a file, a checkpoint or a table.",
     "clean": "Removes the tables of jobs that were killed.",
     "doctor": "Checks this machine and its software.",
+    "plan": "Plans the tables of a job before its first run.",
     "checkpoint": "Lists, verifies, compares and rewrites checkpoints.",
     "publish": "Writes a served version from a checkpoint.",
     "follow": "Copies new served versions to this machine.",

@@ -1,0 +1,91 @@
+"""The tables of a Keras model, as tables of a configuration. The model's program imports TensorFlow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from tf_sparse_ps import optimizers
+from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.errors import InvalidArgumentError
+
+
+def make(name: str) -> Any:
+    """Returns the model of MODULE:FUNCTION.
+
+    Raises:
+      InvalidArgumentError: There is no such function.
+    """
+    module_name, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        make_model = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"the model must be MODULE:FUNCTION, such as train:make_model. Received: {name!r} ({error})"
+        ) from error
+    return make_model()
+
+
+def tables(model: Any) -> list[dict[str, Any]]:
+    """Returns the tables of a model, built or not, as `configuration.parse_table` reads them.
+
+    A table's optimizer is that of its configuration, else the rule of the compiled optimizer, else Adagrad.
+    `ids_per_sample` is known for layers whose input shape is known.
+
+    Raises:
+      InvalidArgumentError: The model has no table.
+    """
+    rule = _rule(getattr(model, "optimizer", None))
+    found: dict[str, dict[str, Any]] = {}
+    for layer in _layers(model):
+        for config in layer.table_configs():
+            name, number = config.name, 1
+            while name in found:
+                number += 1
+                name = f"{config.name}-{number}"
+            found[name] = {**_fields(config, rule), "name": name, "ids_per_sample": _ids(layer, config)}
+    if not found:
+        raise InvalidArgumentError(f"the model {model!r} has no layer of tf_sparse_ps, so there is nothing to plan")
+    return list(found.values())
+
+
+def _layers(model: Any) -> list[Any]:
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    return [layer for layer in layers if callable(getattr(layer, "table_configs", None))]
+
+
+def _rule(optimizer: Any) -> optimizers.RowOptimizer | None:
+    rule = getattr(optimizer, "sparse_optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if rule is not None or inner is None:
+        return rule if isinstance(rule, optimizers.RowOptimizer) else None
+    return optimizers.match(inner)
+
+
+def _fields(config: TableConfig, rule: optimizers.RowOptimizer | None) -> dict[str, Any]:
+    fields = config.get_config()
+    kept = ("dim", "dtype", "key_limit", "max_rows", "storage", "placement", "cache", "admission", "eviction")
+    return {**{name: fields[name] for name in kept}, "optimizer": config.optimizer or rule or optimizers.Adagrad()}
+
+
+def _ids(layer: Any, config: TableConfig) -> float | None:
+    """Returns the ids per sample of a layer's table; None: the input shape is not known."""
+    try:
+        inputs = layer.input
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    if isinstance(inputs, dict):
+        features = getattr(layer, "features", {})
+        inputs = [inputs[name] for name, feature in features.items() if feature.table.name == config.name]
+    total = 0
+    for each in inputs if isinstance(inputs, list | tuple) else [inputs]:
+        n = 1
+        for width in tuple(each.shape)[1:]:
+            if width is None:
+                return None
+            n *= int(width)
+        total += n
+    return float(total) or None
