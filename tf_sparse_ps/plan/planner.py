@@ -363,7 +363,7 @@ def _hit_rate(table: PlannedTable, size: TableBytes, skew: Skew) -> float | None
         return skew.hit_rate(cache.rows, "lru" if cache.policy == "lru" else "lfu")
     if isinstance(table.config.storage, Tiered) and size.rows_on_disk:
         share = size.rows_in_memory / (size.rows_in_memory + size.rows_on_disk)
-        return skew.hit_rate(int(share * table.rows), "lfu")
+        return skew.hit_rate(int(share * table.rows), "lru")
     return None
 
 

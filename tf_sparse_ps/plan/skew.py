@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 _EXACT = 10_000  # the most frequent rows are counted one by one, the others in bins
 _BINS = 2_000
-_MOST_SAMPLED = 2_000_000  # ids that an LRU cache is simulated for
+_MOST_SIMULATED = 1_000_000  # ids that an LRU cache is simulated for
 POLICIES = ("lru", "lfu")
 
 
@@ -27,7 +27,10 @@ class Skew(Protocol):
         """Returns the number of distinct ids among `draws` ids."""
 
     def missing(self, draws: float, rows: float) -> float:
-        """Returns how many distinct ids of a step of `draws` ids are not among the `rows` most frequent ones."""
+        """Returns how many distinct ids of a step of `draws` ids are not in an LRU cache of `rows` rows before it.
+
+        A tiered table keeps rows by counts of uses that fade, so once they are known, fewer rows are missing.
+        """
 
     def hit_rate(self, rows: float, policy: str) -> float:
         """Returns the share of ids that find their row in a cache of `rows` rows. `policy`: "lru" or "lfu"."""
@@ -48,25 +51,35 @@ class Zipf:
 
     def distinct(self, draws: float) -> float:
         """See `Skew.distinct`."""
-        return self.missing(draws, 0)
+        return float((self._n * self._in_step(draws)).sum())
 
     def missing(self, draws: float, rows: float) -> float:
         """See `Skew.missing`."""
-        n = np.clip(self._begin + self._n - rows, 0, self._n)
-        return float((n * -np.expm1(draws * np.log1p(-np.minimum(self._p, 1 - 1e-12)))).sum())
+        if rows >= self._rows:
+            return 0.0
+        return float((self._n * self._in_step(draws) * np.exp(-self._p * self._lru_time(rows))).sum())
 
     def hit_rate(self, rows: float, policy: str) -> float:
-        """See `Skew.hit_rate`. An LRU cache is approximated by its characteristic time (Che et al. 2002)."""
+        """See `Skew.hit_rate`."""
         if rows >= self._rows:
             return 1.0
         if policy == "lfu":
             return float((np.clip(rows - self._begin, 0, self._n) * self._p).sum())
+        return float((self._n * self._p * -np.expm1(-self._p * self._lru_time(rows))).sum())
+
+    def _in_step(self, draws: float) -> Floats:
+        """Returns the probability that a row of each bin is among `draws` ids."""
+        probability: Floats = -np.expm1(draws * np.log1p(-np.minimum(self._p, 1 - 1e-12)))
+        return probability
+
+    def _lru_time(self, rows: float) -> float:
+        """Returns for how many draws an LRU cache of `rows` rows keeps an unused row (Che et al. 2002)."""
         low, high = 0.0, 1e18
         for _ in range(200):
             time = (low + high) / 2
             cached = float((self._n * -np.expm1(-self._p * time)).sum())
             low, high = (time, high) if cached < rows else (low, time)
-        return float((self._n * self._p * -np.expm1(-self._p * low)).sum())
+        return low
 
 
 class Sampled:
@@ -96,28 +109,50 @@ class Sampled:
         return len(self._ids)
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - a process plans a few tables
-    def missing(self, draws: float, rows: float) -> float:
-        """See `Skew.missing`."""
-        step = max(1, round(draws))
-        measured = min(step, len(self._second))
-        parts = len(self._second) // measured
-        found = 0
-        for part in range(parts):
-            at = slice(part * measured, (part + 1) * measured)
-            found += len(np.unique(self._second[at][self._places[at] >= rows]))
-        mean = found / parts
-        return mean if step == measured else mean * self._law.distinct(step) / self._law.distinct(measured)
-
     def distinct(self, draws: float) -> float:
         """See `Skew.distinct`."""
-        return self.missing(draws, 0.0)
+        steps = self._steps(self._second, draws)
+        return float(np.mean([len(np.unique(step)) for step in steps])) * self._beyond(draws)
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - a process plans a few tables
+    def missing(self, draws: float, rows: float) -> float:
+        """See `Skew.missing`."""
+        cache: collections.OrderedDict[int, None] = collections.OrderedDict()
+        counted = []
+        for part in (self._first[-_MOST_SIMULATED // 2 :], self._second[: _MOST_SIMULATED // 2]):
+            counted = [self._use(cache, step.tolist(), rows) for step in self._steps(part, draws)]
+        return float(np.mean(counted)) * self._beyond(draws)
+
+    def _steps(self, ids: Ids, draws: float) -> list[Ids]:
+        """Returns whole steps of `draws` ids; one smaller one, if there are fewer ids."""
+        n = min(max(1, round(draws)), len(ids))
+        return [ids[i : i + n] for i in range(0, len(ids) - n + 1, n)]
+
+    def _beyond(self, draws: float) -> float:
+        """Returns the ratio of distinct ids of a step to those of the largest steps that the sample has."""
+        n = min(max(1, round(draws)), len(self._second))
+        return self._law.distinct(draws) / self._law.distinct(n) if draws > n else 1.0
+
+    @staticmethod
+    def _use(cache: collections.OrderedDict[int, None], ids: list[int], rows: float) -> int:
+        """Uses the rows of a step in an LRU cache, and returns how many distinct ones it did not have."""
+        missing = 0
+        for key in ids:
+            if key in cache:
+                cache.move_to_end(key)
+            else:
+                cache[key] = None
+                missing += 1
+        while len(cache) > rows:
+            cache.popitem(last=False)
+        return missing
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - a process plans a few tables
     def hit_rate(self, rows: float, policy: str) -> float:
         """See `Skew.hit_rate`."""
         if policy == "lfu":
             return float((self._places < rows).mean())
-        ids = self._ids[-_MOST_SAMPLED:].tolist()
+        ids = self._ids[-_MOST_SIMULATED:].tolist()
         cache: collections.OrderedDict[int, None] = collections.OrderedDict()
         hits, half = 0, len(ids) // 2
         for i, key in enumerate(ids):

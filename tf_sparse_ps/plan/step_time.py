@@ -147,15 +147,15 @@ def _sent(table: PlannedTable, node: float, machines: int) -> float:
 
 
 def _reads(table: PlannedTable, size: TableBytes, skew: Skew, config: PlanConfig) -> float:
-    """Returns the rows that a step reads from disk. The most frequent rows are in memory, as far as there is space."""
+    """Returns the rows that a step reads from disk. The rows that were used last are in memory."""
     if not isinstance(table.config.storage, Tiered) or size.rows_on_disk == 0:
         return 0.0
     nodes = config.machines if isinstance(table.config.placement, Sharded) else 1
     draws = table.ids_per_sample * config.batch_size * config.ranks
     missing = 0.0
-    for _ in range(8):  # space for the rows that come is taken from the frequent ones
+    for _ in range(3):  # the rows that come take the space of others
         inside = max(0.0, size.rows_in_memory - _SPARE * missing) * nodes
-        missing = (missing + skew.missing(draws, inside) / nodes) / 2
+        missing = skew.missing(draws, inside) / nodes
     return missing
 
 
