@@ -83,6 +83,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "layers",
         "step",
         "sizes",
+        "plan",
         "policies",
         "drift",
         "growth",
@@ -108,8 +109,8 @@ def test_unknown_suite_is_refused() -> None:
     done = benchmarks("speed")
     assert done.returncode == 2
     names = (
-        "kernels, layers, step, sizes, policies, drift, growth, cluster, exchange, buckets, delayed, scans, cache, "
-        "tiers, serving, serving_peers, served_rows, freshness, checkpoints, input, jobs, ranks"
+        "kernels, layers, step, sizes, plan, policies, drift, growth, cluster, exchange, buckets, delayed, scans, "
+        "cache, tiers, serving, serving_peers, served_rows, freshness, checkpoints, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 

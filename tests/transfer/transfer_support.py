@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import sys
+from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-FOLDER = tempfile.mkdtemp(prefix="tf_sparse_ps-rows-", dir="/dev/shm")
-os.environ["TFSPS_DIR"] = FOLDER
+sys.path.append(str(Path(__file__).resolve().parents[1] / "layers"))
 
-import numpy as np  # noqa: E402
+import numpy as np
+from layer_support import FOLDER  # sets the folder of tables of this process
 
-import tf_sparse_ps as tsps  # noqa: E402
-from tf_sparse_ps._compat import _keras  # noqa: E402
-from tf_sparse_ps.rows import sources  # noqa: E402
-from tf_sparse_ps.table.scan import Block, concatenated  # noqa: E402
+import tf_sparse_ps as tsps
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.rows import sources
+from tf_sparse_ps.table.scan import Block, concatenated
+
+__all__ = ["FOLDER"]
 
 keras = _keras.keras
 

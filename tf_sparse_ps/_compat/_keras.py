@@ -439,6 +439,11 @@ def layers_of(model: Any, kind: type[T]) -> list[T]:
     return [layer for layer in model._flatten_layers() if isinstance(layer, kind)]
 
 
+def all_layers(model: Any) -> list[Any]:
+    """Returns a model or layer and all layers in it, at any depth, built or not."""
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
 def is_callback(callback: Any, name: str) -> bool:
     """Whether a callback is an instance of the Keras class of this name, which some versions of Keras lack."""
     cls = getattr(keras.callbacks, name, None)

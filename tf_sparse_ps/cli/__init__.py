@@ -6,6 +6,7 @@
 - `ls`, `clean`: the groups on this machine, which `groups` describes.
 - `inspect`, `verify`, `get`, `diff`: any path. `objects` finds out what it is, `contents` reads its rows, `histograms`
   counts and `comparing` compares them.
+- `plan`: a job before its first run.
 - `doctor`: `software_checks`, `machine_checks` and `disk_check` make `checks`.
 - `schemas/*.json`: the JSON that commands print.
 """

@@ -53,8 +53,9 @@ def tables(model: Any) -> list[dict[str, Any]]:
 
 
 def _layers(model: Any) -> list[Any]:
-    layers = model._flatten_layers(include_self=True, recursive=True)
-    return [layer for layer in layers if callable(getattr(layer, "table_configs", None))]
+    from tf_sparse_ps._compat import _keras  # imports TensorFlow, which the model has imported
+
+    return [layer for layer in _keras.all_layers(model) if callable(getattr(layer, "table_configs", None))]
 
 
 def _rule(optimizer: Any) -> optimizers.RowOptimizer | None:
