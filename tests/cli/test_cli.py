@@ -104,7 +104,8 @@ commands = [
     ["--help"], ["ls"], ["inspect", folder + "/old-n0", "--histogram"], ["inspect", files + "/serve"],
     ["verify", files + "/checkpoints"], ["verify", files + "/serve"], ["get", files + "/words.tfsps", "1"],
     ["diff", files + "/words.tfsps", files + "/serve"], ["doctor"], ["checkpoint", "list", files + "/checkpoints"],
-    ["clean", "--job", "run", "--yes"], ["top", "--once", "--every", "0.05"], ["follow", files + "/serve", files + "/followed", "--once"],
+    ["clean", "--job", "run", "--yes"], ["top", "--once", "--every", "0.05"],
+    ["follow", files + "/serve", files + "/followed", "--once"],
 ]
 for words in commands:
     cli.main(words)

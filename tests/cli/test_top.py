@@ -74,7 +74,9 @@ def test_rates_are_differences(
         assert job["per_second"][name] == pytest.approx(job["per_second"]["ids_looked_up"] * counted / 500), name
     assert job["ratios"] == {"unique": 0.25, "device_cache": 0.9, "tier": 0.75, "lookahead": None}
     assert job["waits"]["ranks"] == pytest.approx(2 * job["waits"]["network"])
-    assert job["waits"]["ranks"] == pytest.approx(job["per_second"]["ids_looked_up"] / 500 * 0.001), "the mean over two ranks"
+    assert job["waits"]["ranks"] == pytest.approx(job["per_second"]["ids_looked_up"] / 500 * 0.001), (
+        "the mean over two ranks"
+    )
     assert job["waits"]["disk"] == 0
     first, second = job["ranks"]
     assert (first["pid"], first["state"], second["state"], second["rss"]) == (holder, "alive", "dead", None)

@@ -13,6 +13,7 @@ import click
 
 from tf_sparse_ps import launch
 from tf_sparse_ps.cli.command import PATH, Command, mistake
+from tf_sparse_ps.cli.metrics import PORT, check_package
 from tf_sparse_ps.launch import Options
 
 # A process that has one of these variables is a rank.
@@ -68,6 +69,12 @@ it; 130 after Ctrl-C; 2 for a mistake in the arguments.
     is_flag=True,
     help="Show the output of all ranks, each line with its rank, instead of rank 0's output only.",
 )
+@click.option(
+    "--metrics-port",
+    type=PORT,
+    metavar="P",
+    help="Serve metrics of this job for Prometheus at 127.0.0.1 and this port, while the job runs.",
+)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(
     ranks: int,
@@ -78,13 +85,17 @@ def command(
     timeout: float,
     log_dir: Path | None,
     all_ranks: bool,
+    metrics_port: int | None,
     program: tuple[str, ...],
 ) -> int:
     """Starts a program on several ranks. If one rank fails, ends all of them.
 
-    Options stand before the program. All words after it belong to the program.
+    A job that used tables ends with a line on its speed and largest wait. Options stand before the program. All words
+    after it belong to the program.
     """
-    return launch.run(options(ranks, nnodes, node_rank, coordinator, collectives, timeout, log_dir, all_ranks, program))
+    return launch.run(
+        options(ranks, nnodes, node_rank, coordinator, collectives, timeout, log_dir, all_ranks, metrics_port, program)
+    )
 
 
 def options(
@@ -96,6 +107,7 @@ def options(
     timeout: float,
     log_dir: Path | None,
     all_ranks: bool,
+    metrics_port: int | None,
     program: tuple[str, ...],
 ) -> Options:
     """Returns the options of a launcher. The arguments are those of the command.
@@ -117,6 +129,8 @@ def options(
         mistake(f"--node-rank must be 0 to {nnodes - 1} with --nnodes {nnodes}. Received: {node_rank}")
     if not 0 < timeout < float("inf"):
         mistake(f"--timeout must be a number of seconds greater than 0. Received: {timeout}")
+    if metrics_port is not None:
+        check_package("--metrics-port")
     address = _address(coordinator)
     if nnodes > 1 and address is None:
         mistake(
@@ -133,6 +147,7 @@ def options(
         timeout_s=timeout,
         log_dir=log_dir,
         all_ranks=all_ranks,
+        metrics_port=metrics_port,
         command=_command(program),
     )
 

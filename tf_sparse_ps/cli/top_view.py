@@ -136,5 +136,3 @@ def _age(seconds: float) -> str:
 
 def _iso(moment: float) -> str:
     return datetime.datetime.fromtimestamp(moment, datetime.timezone.utc).isoformat(timespec="seconds")
-
-

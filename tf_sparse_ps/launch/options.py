@@ -20,6 +20,7 @@ class Options:
       timeout_s: The time that launchers wait for each other.
       log_dir: The folder for a log of each rank; None: no logs are written.
       all_ranks: Whether the output of all ranks is shown.
+      metrics_port: The port at which the launcher serves metrics of the job; None: it serves none.
       command: The full path of the program, and its arguments.
     """
 
@@ -32,4 +33,5 @@ class Options:
     timeout_s: float
     log_dir: Path | None
     all_ranks: bool
+    metrics_port: int | None
     command: tuple[str, ...]
