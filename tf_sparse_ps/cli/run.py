@@ -13,6 +13,7 @@ import click
 
 from tf_sparse_ps import launch
 from tf_sparse_ps.cli.command import PATH, Command, mistake
+from tf_sparse_ps.cli.metrics import PORT, check_package
 from tf_sparse_ps.launch import Options
 
 # A process that has one of these variables is a rank.
@@ -75,6 +76,12 @@ it; 128 + N if the launcher got signal N (130 after Ctrl-C, 143 after SIGTERM); 
     is_flag=True,
     help="Show the output of all ranks, each line with its rank, instead of rank 0's output only.",
 )
+@click.option(
+    "--metrics-port",
+    type=PORT,
+    metavar="P",
+    help="Serve metrics of this job for Prometheus at 127.0.0.1 and this port, while the job runs.",
+)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(
     ranks: int,
@@ -86,14 +93,28 @@ def command(
     grace: float,
     log_dir: Path | None,
     all_ranks: bool,
+    metrics_port: int | None,
     program: tuple[str, ...],
 ) -> int:
     """Starts a program on several ranks. If one rank fails, ends all of them.
 
-    Options stand before the program. All words after it belong to the program.
+    A job that used tables ends with a line on its speed and largest wait. Options stand before the program. All words
+    after it belong to the program.
     """
     return launch.run(
-        options(ranks, nnodes, node_rank, coordinator, collectives, timeout, grace, log_dir, all_ranks, program)
+        options(
+            ranks,
+            nnodes,
+            node_rank,
+            coordinator,
+            collectives,
+            timeout,
+            grace,
+            log_dir,
+            all_ranks,
+            metrics_port,
+            program,
+        )
     )
 
 
@@ -107,6 +128,7 @@ def options(
     grace: float,
     log_dir: Path | None,
     all_ranks: bool,
+    metrics_port: int | None,
     program: tuple[str, ...],
 ) -> Options:
     """Returns the options of a launcher. The arguments are those of the command.
@@ -130,6 +152,8 @@ def options(
         mistake(f"--timeout must be a number of seconds greater than 0. Received: {timeout}")
     if not 0 <= grace < float("inf"):
         mistake(f"--grace must be a number of seconds of at least 0. Received: {grace}")
+    if metrics_port is not None:
+        check_package("--metrics-port")
     address = _address(coordinator)
     if nnodes > 1 and address is None:
         mistake(
@@ -147,6 +171,7 @@ def options(
         grace_s=grace,
         log_dir=log_dir,
         all_ranks=all_ranks,
+        metrics_port=metrics_port,
         command=_command(program),
     )
 

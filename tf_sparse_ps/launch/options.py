@@ -21,6 +21,7 @@ class Options:
       grace_s: The time between SIGTERM and SIGKILL for the ranks, after a signal to a launcher.
       log_dir: The folder for a log of each rank; None: no logs are written.
       all_ranks: Whether the output of all ranks is shown.
+      metrics_port: The port at which the launcher serves metrics of the job; None: it serves none.
       command: The full path of the program, and its arguments.
     """
 
@@ -34,4 +35,5 @@ class Options:
     grace_s: float
     log_dir: Path | None
     all_ranks: bool
+    metrics_port: int | None
     command: tuple[str, ...]

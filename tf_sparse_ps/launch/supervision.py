@@ -21,6 +21,7 @@ from tf_sparse_ps.launch.options import Options
 from tf_sparse_ps.launch.outcome import Cause, NodeEnd, Outcome, decide
 from tf_sparse_ps.launch.output import Output, say
 from tf_sparse_ps.launch.ranks import Rank
+from tf_sparse_ps.monitoring.job_watch import JobWatch
 from tf_sparse_ps.node import job_folder, local_peers
 
 # The time between the failure of a rank and SIGTERM for the others, in which they can report the rank that they miss.
@@ -50,7 +51,13 @@ def run(options: Options) -> int:
     with contextlib.ExitStack() as stack:
         if server is not None:
             stack.callback(server.close)
-        return _Job(options, address, store, output, secret, job).run()
+        run_of_job = _Job(options, address, store, output, secret, job)
+        if options.metrics_port is not None:
+            from tf_sparse_ps.monitoring import exporter  # its package is optional
+
+            folder = os.path.abspath(job_folder.default())
+            stack.enter_context(exporter.serving(folder, options.metrics_port, chosen=run_of_job.watch.has))
+        return run_of_job.run()
 
 
 class _Job:
@@ -72,6 +79,8 @@ class _Job:
         self._ranks: list[Rank] = []
         self._failed: list[int] = []  # the ranks that failed before the launcher ended them, in this order
         self._cause: Cause | None = None
+        folder = os.path.abspath(job_folder.default())
+        self.watch = JobWatch(folder, lambda: [rank.pid for rank in self._ranks])
 
     def run(self) -> int:
         options = self._options
@@ -90,7 +99,10 @@ class _Job:
             if self._link is not None:
                 self._link.watch(self._events)
             self._wait()
+            self.watch.close()
             outcome = self._finish()
+        if line := self.watch.line():
+            say(line, after_ranks=True)
         if outcome.text:
             say(outcome.told(shown=self._shown(outcome.rank)), after_ranks=True)
         return outcome.status
@@ -160,6 +172,7 @@ class _Job:
             self._output.start()
             for rank in self._ranks:
                 rank.report_end(self._events)
+            self.watch.start()
         except (OSError, RuntimeError, LaunchError) as error:  # RuntimeError: the system has no more threads
             for rank in self._ranks:
                 rank.end(signal.SIGKILL)
