@@ -41,7 +41,7 @@ class Ratios:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What happened per second, of all ranks of a node together.
+    """Figures per second, of all ranks of a node together.
 
     Attributes:
       steps, ids, rows_updated: Steps, ids that were looked up, and rows that steps wrote.
