@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import threading
+import time
 
 import click
 
@@ -12,6 +12,7 @@ from tf_sparse_ps.cli.command import Command, mistake
 from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.node import job_folder
 
+_WAKE_S = 0.5
 PORT = click.IntRange(1, 65535)
 
 
@@ -49,5 +50,5 @@ def command(port: int, address: str) -> int:
     own_groups.paths(folder)  # refuses a folder that cannot be read
     with exporter.serving(folder, port, address) as served:
         click.echo(f"serving http://{address}:{served}/metrics of the jobs in {folder}", err=True)
-        threading.Event().wait()
-    return 0
+        while True:  # not one endless wait, which a signal that comes just before it does not end
+            time.sleep(_WAKE_S)

@@ -1,4 +1,4 @@
-"""The view of `tf-sparse-ps top` of the jobs of a machine: for people, and as JSON."""
+"""Shows the jobs of a machine for `tf-sparse-ps top`: for people, and as JSON."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Ratios:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """The rates of all ranks of a node together, per second.
+    """Figures per second, of all ranks of a node together.
 
     Attributes:
       steps, ids, rows_updated: Steps, ids that were looked up, and rows that steps wrote.
