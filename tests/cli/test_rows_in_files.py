@@ -52,7 +52,7 @@ def test_keys_are_selected(words: Path, tmp_path: Path, run: Run) -> None:
     assert run("export", words, "--to", file, "--keys", keys, "--strings", "--json").facts["rows"] == 0
     done = run("export", words, "--to", file, "--keys", keys)
     assert done.status == 2
-    assert "keys.txt, key 1: a key must be an integer of 64 bits. Received: 'red'" in done.err
+    assert "keys.txt, line 1: must be an integer of int64. Received: 'red'" in done.err
     done = run("export", words, "--to", file, "--strings")
     assert (done.status, "--strings needs --keys" in done.err) == (2, True)
 

@@ -13,6 +13,7 @@ from store_support import ones, run_child, start_child
 from tf_sparse_ps import errors, optimizers, table
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table
+from tf_sparse_ps.table.groups import plain_name
 
 pytestmark = pytest.mark.quick
 
@@ -339,3 +340,14 @@ with Table.open({path!r}, "r+") as user:
             assert len(np.unique(rows)) == 1, "a lookup mixes several commits"
             assert rows[0, 0] >= values_read[-1]
             values_read.append(rows[0, 0])
+
+
+def test_names_of_a_jobs_tables_lose_their_number() -> None:
+    assert plain_name("t0007-words") == "words"
+    assert plain_name("t10000-words") == "words"  # a process that makes and removes many tables
+    assert [plain_name(name) for name in ("words", "two-words", "t-1", "t0007-")] == [
+        "words",
+        "two-words",
+        "t-1",
+        "t0007-",
+    ]

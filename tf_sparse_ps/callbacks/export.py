@@ -138,8 +138,7 @@ class Export(_keras.keras.callbacks.Callback):
         elif self._clock is not None:
             is_due = self._clock.is_time(self._step)
         else:
-            is_writing = isinstance(self._publisher, Publisher) and self._publisher.is_writing
-            is_due = time.monotonic() >= self._due_at and not is_writing
+            is_due = time.monotonic() >= self._due_at and not self._publisher.is_writing
         if is_due:
             self._publish()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tf_sparse_ps.checkpoints import compaction, comparison, erasing, exports, s
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, positive_integer
+from tf_sparse_ps.cli.display import print_json
 from tf_sparse_ps.errors import NotFoundError, TableError
 
 
@@ -34,10 +34,6 @@ def _check(directory: Path, *, single: bool = True) -> None:
     if not single and CheckpointDirectory.names(directory):
         name = click.get_current_context().info_name
         mistake(f"{directory} is a checkpoint. {name} takes the directory that it is in")
-
-
-def _print(facts: Any) -> None:
-    click.echo(json.dumps(facts, indent=1))
 
 
 # --- list, verify ---
@@ -66,7 +62,7 @@ def _list(directory: Path, read: Callable[[Path], StoredCheckpoint], *, as_json:
         paths = [directory.resolve()]
     checkpoints = [_facts(path, read) for path in paths]
     if as_json:
-        _print(checkpoints)
+        print_json(checkpoints)
     else:
         for facts in checkpoints:
             click.echo(_line(facts))
@@ -137,7 +133,7 @@ def diff(directory: Path, other: Path | None, as_json: bool) -> int:
     difference = comparison.compare(old, new)
     status = 0 if difference["equal"] else 1
     if as_json:
-        _print(difference)
+        print_json(difference)
         return status
     sides = difference["old"], difference["new"]
     click.echo(", ".join(f"{side['name']} (step {side['step']})" for side in sides))
@@ -167,7 +163,7 @@ def compact(directory: Path, keep: int | None, as_json: bool) -> int:
             "removed": list(result.removed),
             "bytes": result.bytes,
         }
-        _print(facts)
+        print_json(facts)
         return 0
     origin = f"merged from {len(result.merged)}" if result.merged else "builds on no other one"
     click.echo(f"{result.checkpoint.name}  {result.bytes / 1e6:.1f} MB, {origin}")
@@ -198,7 +194,7 @@ def erase(directory: Path, keys_file: Path, strings: bool, table: str | None, as
     keys = erasing.read_keys(keys_file, strings=strings)
     result = erasing.erase(directory, keys, table)
     if as_json:
-        _print({"checkpoint": result.checkpoint.name, "rows": result.rows, "removed": list(result.removed)})
+        print_json({"checkpoint": result.checkpoint.name, "rows": result.rows, "removed": list(result.removed)})
         return 0
     click.echo(f"{result.checkpoint.name}  without {_count(result.rows, 'row')} of {_count(len(keys), 'id')}")
     for name in result.removed:
@@ -225,7 +221,7 @@ def export(directory: Path, folder: Path, as_json: bool) -> int:
     checkpoint = CheckpointDirectory.read(directory)
     files = exports.export(checkpoint, folder)
     if as_json:
-        _print({"checkpoint": checkpoint.path.name, "folder": str(folder), "files": files})
+        print_json({"checkpoint": checkpoint.path.name, "folder": str(folder), "files": files})
         return 0
     for name in files:
         click.echo(folder / name)

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from tf_sparse_ps import _table
-from tf_sparse_ps.cli import groups
 from tf_sparse_ps.cli.command import Command, json_option, mistake
 from tf_sparse_ps.cli.display import print_json
 from tf_sparse_ps.errors import AccessError, NotFoundError, WriterLockedError
 from tf_sparse_ps.folders import Folder, Trust
+from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.node import job_folder
 
 
@@ -67,7 +67,7 @@ def _found(folder: str, job: str | None) -> list[str]:
         if job is not None:
             raise NotFoundError(f"{folder} does not exist, and has no tables of job {job!r}")
         return []
-    groups.open_folder(folder).close()
+    own_groups.open_folder(folder).close()
     return job_folder.leftovers(folder) if job is None else _groups_of(folder, job)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from tf_sparse_ps.errors import LaunchError, TableError
+from tf_sparse_ps.errors import InvalidArgumentError, LaunchError, TableError
 
 
 class Command(click.Command):
@@ -35,6 +36,27 @@ class Command(click.Command):
 # Paths that cannot be read get the library's own error.
 PATH = click.Path(path_type=Path, readable=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def make_model(name: str, argument: str) -> Any:
+    """Returns the model that a function returns. Modules of the working directory are found.
+
+    Args:
+      name: MODULE:FUNCTION.
+      argument: What the function is given as, for the message.
+
+    Raises:
+      InvalidArgumentError: There is no such function.
+    """
+    module_name, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        make = getattr(importlib.import_module(module_name), function)
+    except (ImportError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"{argument} must be MODULE:FUNCTION, such as train:make_model. Received: {name!r} ({error})"
+        ) from error
+    return make()
 
 
 def mistake(message: str) -> NoReturn:

@@ -13,7 +13,8 @@ from tf_sparse_ps.cli.command import PATH, Command, json_option, table_option
 from tf_sparse_ps.cli.comparing import compare
 from tf_sparse_ps.cli.contents import Content
 from tf_sparse_ps.cli.display import count, print_json
-from tf_sparse_ps.cli.objects import StoredObject, open_object, plain_name
+from tf_sparse_ps.cli.objects import StoredObject, open_object
+from tf_sparse_ps.table.groups import plain_name
 
 
 @click.command(cls=Command)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from tf_sparse_ps import keys as string_keys
 from tf_sparse_ps import rows as row_files
+from tf_sparse_ps.checkpoints import erasing
 from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, table_option
 from tf_sparse_ps.cli.display import print_json
 
@@ -19,7 +19,13 @@ from tf_sparse_ps.cli.display import print_json
     "--to", "file", type=PATH, required=True, metavar="FILE", help="The file, which ends with .parquet, .npz or .csv."
 )
 @table_option
-@click.option("--keys", "key_file", type=PATH, metavar="FILE", help="A text file of the keys to write, one per line.")
+@click.option(
+    "--keys",
+    "key_file",
+    type=PATH,
+    metavar="FILE",
+    help="The keys to write: a text file, one per line, or a NumPy array in a .npy file.",
+)
 @click.option("--strings", is_flag=True, help="The keys of --keys are strings.")
 @click.option("--key-range", nargs=2, type=int, metavar="FIRST END", help="The first key, and the one after the last.")
 @click.option("--slots", is_flag=True, help="Write the optimizer's slots, too.")
@@ -43,7 +49,7 @@ def command(
     written = row_files.export_rows(
         os.fspath(path),
         file,
-        keys=None if key_file is None else _keys(key_file, strings=strings),
+        keys=None if key_file is None else erasing.read_keys(key_file, strings=strings),
         key_range=key_range,
         slots=slots,
         table=table,
@@ -54,16 +60,3 @@ def command(
     else:
         click.echo(f"{file} has {written:,} rows")
     return 0
-
-
-def _keys(file: Path, *, strings: bool) -> list[int]:
-    lines = [line for line in file.read_text().splitlines() if line]
-    if strings:
-        return [int(key) for key in string_keys.fingerprint(lines)]
-    for number, line in enumerate(lines, 1):
-        try:
-            if not -(2**63) <= int(line) < 2**63:
-                raise ValueError
-        except ValueError:
-            mistake(f"{file}, key {number}: a key must be an integer of 64 bits. Received: {line!r}")
-    return [int(line) for line in lines]

@@ -19,9 +19,7 @@ from typing import Any
 from tf_sparse_ps import _table
 from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.folders import Folder
-from tf_sparse_ps.monitoring.own_groups import is_group as is_group
-from tf_sparse_ps.monitoring.own_groups import open_folder as open_folder
-from tf_sparse_ps.monitoring.own_groups import rows_of as rows_of
+from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.node import job_folder
 
 _JOB = re.compile(r"(.+)-n(\d+)")
@@ -41,7 +39,7 @@ def in_folder(path: str) -> list[dict[str, Any]]:
       AccessError: The folder belongs to another user, or others can replace it.
     """
     try:
-        folder = open_folder(path)
+        folder = own_groups.open_folder(path)
     except FileNotFoundError:
         return []
     with folder:
@@ -69,7 +67,7 @@ def _describe(folder: Folder, name: str) -> dict[str, Any] | None:
         return None  # its job has just ended
     if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_uid != os.geteuid()):
         return _foreign(path, status)
-    if not stat.S_ISDIR(status.st_mode) or not (is_group(path) or job_folder.is_unnamed(name)):
+    if not stat.S_ISDIR(status.st_mode) or not (own_groups.is_group(path) or job_folder.is_unnamed(name)):
         return None
     facts = _facts(path, status)
     try:
@@ -136,7 +134,7 @@ def _content(path: str) -> dict[str, Any]:
             "bytes_on_disk": stats["bytes_on_disk"],
             "shard": {"node": table["node"], "nodes": table["nodes"]} if table["nodes"] else None,
         }
-        for _, table, stats in rows_of(group)
+        for _, table, stats in own_groups.rows_of(group)
     ]
     return {
         "owner": {"pid": pid or None, "alive": alive, "since": started(pid) if alive else None},

@@ -13,11 +13,11 @@ from tf_sparse_ps.cli import groups
 from tf_sparse_ps.cli.contents import CheckpointTable, Content, FileTable, LiveTable, ServedTable
 from tf_sparse_ps.errors import AccessError, InvalidArgumentError, NotFoundError, UnsupportedError
 from tf_sparse_ps.folders import read_regular
+from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.serving import version as versions
 from tf_sparse_ps.serving.version import Version
-from tf_sparse_ps.table.groups import open_group
-
-_MAGIC = b"\xf4TSPS\r\n\x1a"
+from tf_sparse_ps.table.groups import open_group, plain_name
+from tf_sparse_ps.table.parameter_files import MAGIC
 
 
 class StoredObject:
@@ -56,12 +56,6 @@ class StoredObject:
         raise NotFoundError(f"{self.path} has no table {name!r}. It has {names}")
 
 
-def plain_name(name: str) -> str:
-    """Returns the name of a table without its number: tables of a job are named t0000-words, and words elsewhere."""
-    number, _, rest = name.partition("-")
-    return rest if rest and number[:1] == "t" and number[1:].isdecimal() else name
-
-
 def find(path: Path) -> tuple[str, Path]:
     """Finds out the kind of the object at a path. Reads no table.
 
@@ -84,9 +78,9 @@ def find(path: Path) -> tuple[str, Path]:
     if path.is_file() and _is_parameter_file(path):
         return "parameter_file", path
     if path.is_dir():
-        if groups.is_group(path):
+        if own_groups.is_group(path):
             return "group", path
-        if groups.is_group(path.parent) and (path / "config").exists():
+        if own_groups.is_group(path.parent) and (path / "config").exists():
             return "table", path
         if versions.is_complete(path):
             return "version", path
@@ -117,7 +111,7 @@ def open_object(path: Path) -> StoredObject:
 def _group(path: Path) -> StoredObject:
     group = open_group(os.fspath(path))
     info = group.info()
-    tables = [LiveTable(path / table["name"]) for _, table, _ in groups.rows_of(group)]
+    tables = [LiveTable(path / table["name"]) for _, table, _ in own_groups.rows_of(group)]
     return StoredObject(path, "group", info["step"], _facts_of_group(info), tables)
 
 
@@ -189,4 +183,4 @@ _OPEN = {
 
 def _is_parameter_file(path: Path) -> bool:
     with read_regular(path) as stream:
-        return stream.read(len(_MAGIC)) == _MAGIC or path.suffix == ".tfsps"
+        return stream.read(len(MAGIC)) == MAGIC or path.suffix == ".tfsps"

@@ -12,7 +12,7 @@ import click
 
 from tf_sparse_ps import plan as plan_lib
 from tf_sparse_ps.cli import machine_checks
-from tf_sparse_ps.cli.command import PATH, Command, json_option
+from tf_sparse_ps.cli.command import PATH, Command, json_option, make_model
 from tf_sparse_ps.cli.display import count, print_facts, print_json, print_table, size
 from tf_sparse_ps.config import Sharded, Tiered
 from tf_sparse_ps.errors import AccessError, InvalidArgumentError, NoSpaceError
@@ -96,7 +96,7 @@ def _document(source: str, config_path: Path | None) -> tuple[Any, str]:
                 f"Received: {table!r}"
             )
         more[table["name"]] = table
-    tables = model_tables.tables(model_tables.make(source))
+    tables = model_tables.tables(make_model(source, "the model"))
     unknown = set(more) - {table["name"] for table in tables}
     if unknown:
         names = ", ".join(table["name"] for table in tables)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
-from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake
-from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.cli.command import PATH, Command, json_option, make_model, mistake
 from tf_sparse_ps.exporting import checkpoint_export
 from tf_sparse_ps.exporting.captured_tables import Options
 from tf_sparse_ps.serving import table_files
@@ -56,19 +52,8 @@ def command(
         mistake("give one of --base and --model")
     stored = CheckpointDirectory.read(checkpoint)
     base_version = None if base is None else Version(base)
-    built = None if model is None else _model(model)
+    built = None if model is None else make_model(model, "--model")
     checkpoint_export.publish(stored, version, base=base_version, model=built, options=Options(rows, absent))
     facts = {"version": os.fspath(version), "step": stored.manifest.table_step}
     click.echo(json.dumps(facts) if as_json else f"{facts['version']} has step {facts['step']}")
     return 0
-
-
-def _model(name: str) -> Any:
-    module_name, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module_name), function)()
-    except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(
-            f"--model must be MODULE:FUNCTION, such as train:make_model. Received: {name!r} ({error})"
-        ) from error

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -83,39 +84,13 @@ it; 128 + N if the launcher got signal N (130 after Ctrl-C, 143 after SIGTERM); 
     help="Serve metrics of this job for Prometheus at 127.0.0.1 and this port, while the job runs.",
 )
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
-def command(
-    ranks: int,
-    nnodes: int,
-    node_rank: int,
-    coordinator: str | None,
-    collectives: str,
-    timeout: float,
-    grace: float,
-    log_dir: Path | None,
-    all_ranks: bool,
-    metrics_port: int | None,
-    program: tuple[str, ...],
-) -> int:
+def command(**arguments: Any) -> int:
     """Starts a program on several ranks. If one rank fails, ends all of them.
 
     A job that used tables ends with a line on its speed and largest wait. Options stand before the program. All words
     after it belong to the program.
     """
-    return launch.run(
-        options(
-            ranks,
-            nnodes,
-            node_rank,
-            coordinator,
-            collectives,
-            timeout,
-            grace,
-            log_dir,
-            all_ranks,
-            metrics_port,
-            program,
-        )
-    )
+    return launch.run(options(**arguments))
 
 
 def options(

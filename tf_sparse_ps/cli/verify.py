@@ -11,12 +11,12 @@ import click
 from tf_sparse_ps import _table
 from tf_sparse_ps.checkpoints import verification
 from tf_sparse_ps.checkpoints.stored_checkpoint import file_crc32
-from tf_sparse_ps.cli import groups
 from tf_sparse_ps.cli.command import PATH, Command, json_option
 from tf_sparse_ps.cli.contents import FileTable, LiveTable
 from tf_sparse_ps.cli.display import count, print_json, size
 from tf_sparse_ps.cli.objects import find
 from tf_sparse_ps.errors import AccessError, DamagedFileError, NotFoundError, StateError, UnavailableError
+from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.serving import ServingTable
 from tf_sparse_ps.serving.version import ASSETS, MANIFEST, Version
 from tf_sparse_ps.table.groups import open_group
@@ -83,7 +83,7 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _group(path: Path, result: Verification) -> None:
     group = open_group(os.fspath(path))
-    names = {table["name"] for _, table, _ in groups.rows_of(group)}
+    names = {table["name"] for _, table, _ in own_groups.rows_of(group)}
     for table in group.tables():
         name = group.table_info(table)["name"]
         rows = result.rows

@@ -70,9 +70,9 @@ def export(
     if not isinstance(model, _keras.Layer):
         raise InvalidArgumentError(f"`model` must be a Keras model. Received: {type(model).__name__}")
     bindings = model_tables.of(model)
-    sharded = [binding.config.name for binding in bindings if binding.placement == "sharded"]
+    shards = ShardCollection(bindings, f"exporting to {folder}")
     rank = job.current().rank if bindings else 0
-    if rank != WRITER and not sharded:
+    if rank != WRITER and not shards:
         return folder
     if not custom_ops:
         others = {"base": base, "rows": rows, "signatures": signatures, "diff": diff or None}
@@ -84,7 +84,6 @@ def export(
             builder.finish_without_manifest()
         return folder
     with activity.doing(f"exporting to {folder}"):
-        shards = ShardCollection(bindings, f"exporting to {folder}")
         if rank != WRITER:
             shards.send()
             return folder

@@ -37,6 +37,11 @@ class ShardSender:
         with contextlib.suppress(*_PASSING):  # the rank that writes warns
             ShardCollection(self._bindings, CALL).send()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a version is being written by this rank: never."""
+        return False
+
     def close(self) -> None:
         """Does nothing."""
 

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from typing import Any
 
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.errors import InvalidArgumentError
-
-
-def make(name: str) -> Any:
-    """Returns the model of MODULE:FUNCTION.
-
-    Raises:
-      InvalidArgumentError: There is no such function.
-    """
-    module_name, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        make_model = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(
-            f"the model must be MODULE:FUNCTION, such as train:make_model. Received: {name!r} ({error})"
-        ) from error
-    return make_model()
 
 
 def tables(model: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-import re
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -31,15 +30,15 @@ from tf_sparse_ps.rows.selection import Selection
 from tf_sparse_ps.serving import version as versions
 from tf_sparse_ps.serving.serving_table import ServingTable
 from tf_sparse_ps.table.arrays import Keys, as_keys, as_rows, block_rows, checksum
+from tf_sparse_ps.table.groups import plain_name
+from tf_sparse_ps.table.parameter_files import MAGIC
 from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.table import Table
 
 PARAMETER_FILE = ".tfsps"
 OPENED = (Table, ServingTable, str, os.PathLike)  # what `opened` takes
-_MAGIC = b"\xf4TSPS\r\n\x1a"
 _KEYS_AT_ONCE = 1 << 16
 _END_BYTES = 1 << 16
-_FOLDER_OF_JOB = re.compile(r"t\d{4}-(.+)")  # a table of a job in its group's folder
 
 
 class Source(abc.ABC):
@@ -87,7 +86,7 @@ class TableSource(Source):
         self.name = f"table {table.path}"
         self.at_most = int(stats["rows"])
         self.facts = RowFacts(
-            table=short_name(os.path.basename(table.path)),
+            table=plain_name(os.path.basename(table.path)),
             dim=table.config.dim,
             dtype=table.config.dtype,
             key_limit=table.config.key_limit,
@@ -162,7 +161,7 @@ class ServedSource(Source):
         self.name = f"served table {table.path}"
         self.at_most = sum(int(file["n_rows"]) for file in files)
         self.facts = RowFacts(
-            table=name or short_name(Path(table.path).stem),
+            table=name or plain_name(Path(table.path).stem),
             dim=table.dim,
             dtype=str(files[0]["dtype"]),
             key_limit=int(files[0]["key_limit"]) or None,
@@ -238,12 +237,6 @@ def ends_of(path: Path) -> str:
     return f"file of {size} bytes with the checksums {zlib.crc32(first):08x} and {zlib.crc32(last):08x} of its ends"
 
 
-def short_name(folder: str) -> str:
-    """Returns the name of the table in a folder of a group, or in a file of a served version."""
-    match = _FOLDER_OF_JOB.fullmatch(folder)
-    return match[1] if match else folder
-
-
 def opened(source: Any, table: str | None = None) -> Source:
     """Returns a source.
 
@@ -283,7 +276,7 @@ def chosen_table(source: Any, name: str) -> str | None:
         return None
     path = Path(os.path.abspath(source))
     if (path / "group").is_file():
-        names = list(map(short_name, _tables_of_group(path)))
+        names = list(map(plain_name, _tables_of_group(path)))
     elif is_checkpoint(path):
         names = _tables_of_checkpoint(path)
     elif versions.is_complete(path) or any(versions.complete(path)):
@@ -311,7 +304,7 @@ def _tables_of_checkpoint(path: Path) -> list[str]:
 def is_parameter_file(path: Path) -> bool:
     """Whether a file is a sparse-parameter file."""
     with path.open("rb") as stream:
-        return stream.read(len(_MAGIC)) == _MAGIC
+        return stream.read(len(MAGIC)) == MAGIC
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -326,13 +319,13 @@ def table_path(path: Path, table: str | None) -> Path | None:
       NotFoundError, InvalidArgumentError: The group has no such table, or several, and `table` is None.
     """
     if (path / "config").is_file() and (path.parent / "group").is_file():
-        if table not in (None, path.name, short_name(path.name)):
-            raise NotFoundError(f"{path} is table {short_name(path.name)!r}, not {table!r}")
+        if table not in (None, path.name, plain_name(path.name)):
+            raise NotFoundError(f"{path} is table {plain_name(path.name)!r}, not {table!r}")
         return path
     if not (path / "group").is_file():
         return None
     names = _tables_of_group(path)
-    found = [name for name in names if table in (None, name, short_name(name))]
+    found = [name for name in names if table in (None, name, plain_name(name))]
     if len(found) == 1:
         return path / found[0]
     if not found:

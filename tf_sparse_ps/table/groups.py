@@ -20,6 +20,12 @@ _groups: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _groups_lock = threading.Lock()
 
 
+def plain_name(folder: str) -> str:
+    """Returns the name of a table without its number: tables of a job are named t0000-words, and words elsewhere."""
+    number, _, rest = folder.partition("-")
+    return rest if rest and number[:1] == "t" and number[1:].isdecimal() else folder
+
+
 def open_group(path: str, *, create: bool = False) -> _table.Group:
     """Returns the group in a directory, always the same object within the process.
 

@@ -24,6 +24,7 @@ from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block, Scan
 from tf_sparse_ps.table.shards import Shard
 
+MAGIC = b"\xf4TSPS\r\n\x1a"  # the first bytes of a file
 _ROWS_AT_ONCE = 1 << 18
 
 
