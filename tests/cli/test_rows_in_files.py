@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import machine
 import numpy as np
 import pytest
 from cli_support import Run, validate
@@ -55,6 +56,15 @@ def test_keys_are_selected(words: Path, tmp_path: Path, run: Run) -> None:
     assert "keys.txt, line 1: must be an integer of int64. Received: 'red'" in done.err
     done = run("export", words, "--to", file, "--strings")
     assert (done.status, "--strings needs --keys" in done.err) == (2, True)
+
+
+def test_the_rows_of_one_machine_are_called_so(tmp_path: Path, run: Run) -> None:
+    machine.make_sharded(tmp_path / "job-n1" / "t0000-words", node=1, nodes=3)
+    done = run("export", tmp_path / "job-n1", "--to", tmp_path / "rows.npz")
+    n = len(np.load(tmp_path / "rows.npz")["keys"])
+    assert (done.status, done.out) == (0, f"{tmp_path}/rows.npz has {n} rows\n")
+    table = f"table {tmp_path}/job-n1/t0000-words"
+    assert f"export: {table} has the rows of node 1 of 3 only. Export on each machine" in done.err
 
 
 def test_what_cannot_be_read_or_written_is_named(words: Path, tmp_path: Path, run: Run) -> None:

@@ -275,7 +275,7 @@ def test_a_table_is_chosen_by_its_name(shm: Path, run: Run) -> None:
     for name in ("t0000-words", "t0001-items"):
         make_trained(shm / "two-n0" / name).close()
     done = run("get", shm / "two-n0", "1")
-    assert (done.status, "Choose one with --table" in done.err) == (2, True)
+    assert (done.status, "Select one by a name" in done.err) == (2, True)
     for name in ("items", "t0001-items"):
         assert run("get", shm / "two-n0", "1", "--table", name, "--json").facts["table"] == "t0001-items"
     assert "has no table 'cities'" in run("get", shm / "two-n0", "1", "--table", "cities").err

@@ -208,7 +208,7 @@ def wrong_calls(folder: Path) -> list[tuple[Any, ...]]:
         (errors.UnsupportedError, "has no slots of an optimizer", (ROWS, built()), {"slots": True}),
         (errors.StateError, "several rows of key 1", (folder / "twice.csv", built()), {}),
         (errors.NotFoundError, "nowhere does not exist", (folder / "nowhere", built()), {}),
-        (errors.InvalidArgumentError, "is a folder, but no table", (folder, built()), {}),
+        (errors.InvalidArgumentError, "has no rows: it is no table", (folder, built()), {}),
     ]
 
 

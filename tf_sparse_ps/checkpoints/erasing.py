@@ -10,10 +10,10 @@ import numpy as np
 
 from tf_sparse_ps.checkpoints import compaction
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
-from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError, UnsupportedError
 from tf_sparse_ps.keys import fingerprint
 from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.groups import table_number
 
 _LOW, _HIGH = -(2**63), 2**63 - 1
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -65,7 +65,8 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
             f"{path} has the checkpoints of machine {checkpoint.manifest.node} only (per_node=True), and other "
             "machines may not have the newest. Call layer.erase(ids) in the job, and save until none is older"
         )
-    number = number_of(checkpoint, table)
+    names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
+    number = table_number(str(checkpoint.path), names, table)
     step = next((folder.step for folder in folders if folder.path == checkpoint.path), None)
     with directory.saving(step or 0, "tf-sparse-ps checkpoint erase") as save:
         if directory.find() != folders:
@@ -77,31 +78,6 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
     if left:
         raise StateError(f"{save.path} lacks the rows now, but these folders could not be removed: {left}")
     return Erased(save.path, rows, tuple(sorted(folder.path.name for folder in folders)))
-
-
-def number_of(checkpoint: StoredCheckpoint, table: str | None) -> int:
-    """Returns the place of a table among those of a checkpoint.
-
-    Args:
-      checkpoint: The checkpoint.
-      table: The name of the table, or its place, from "0" on. None: the only table.
-
-    Raises:
-      NotFoundError: The checkpoint has no such table.
-      InvalidArgumentError: It has several.
-    """
-    names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
-    numbers = [number for number, name in enumerate(names) if table in (None, name)]
-    if not numbers and table is not None and table.isdecimal() and int(table) < len(names):
-        return int(table)
-    if not numbers:
-        raise NotFoundError(f"{checkpoint.path} has no table {table!r}. Its tables are {names}")
-    if len(numbers) > 1:
-        raise InvalidArgumentError(
-            f"{checkpoint.path} has the tables {names}. Select one by a name that only it has, or by its place, from 0 "
-            f"on. Received: {table!r}"
-        )
-    return numbers[0]
 
 
 def read_keys(file: Path, *, strings: bool = False) -> Keys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,12 +15,18 @@ from tf_sparse_ps.errors import InvalidArgumentError, LaunchError, TableError
 
 
 class Command(click.Command):
-    """A command that reports an error of tables, files or the launcher in one line, with its exit status."""
+    """A command that reports warnings, and an error of tables, files or the launcher, in a line each."""
 
     def invoke(self, context: click.Context) -> Any:
-        """Runs the command."""
+        """Runs the command, and returns its exit status."""
+
+        def show(message: Warning | str, *_: Any, **__: Any) -> None:
+            click.echo(f"{context.command_path}: {message}", err=True)
+
         try:
-            status = super().invoke(context)
+            with warnings.catch_warnings():
+                warnings.showwarning = show
+                status = super().invoke(context)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader, such as `head`, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

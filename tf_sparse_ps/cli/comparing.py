@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_sparse_ps.checkpoints import comparison
-from tf_sparse_ps.cli.contents import Content
+from tf_sparse_ps.stored.contents import Content
 from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block

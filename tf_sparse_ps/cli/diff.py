@@ -11,9 +11,9 @@ import click
 from tf_sparse_ps.checkpoints import comparison, stored_checkpoint
 from tf_sparse_ps.cli.command import PATH, Command, json_option, table_option
 from tf_sparse_ps.cli.comparing import compare
-from tf_sparse_ps.cli.contents import Content
 from tf_sparse_ps.cli.display import count, print_json
 from tf_sparse_ps.cli.objects import StoredObject, open_object
+from tf_sparse_ps.stored.contents import Content
 from tf_sparse_ps.table.groups import plain_name
 
 

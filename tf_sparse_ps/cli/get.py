@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from tf_sparse_ps import keys as string_keys
 from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, table_option
-from tf_sparse_ps.cli.contents import Content, Entries
 from tf_sparse_ps.cli.display import print_json, print_table
 from tf_sparse_ps.cli.objects import open_object
+from tf_sparse_ps.stored.contents import Content, Entries
 from tf_sparse_ps.table.arrays import Keys
 
 _SHOWN = 8  # the numbers of a plane that people see

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_sparse_ps.cli.contents import Content
 from tf_sparse_ps.config.metadata import USE
+from tf_sparse_ps.stored.contents import Content
 
 _ZERO = -(1 << 20)  # the bin of values that are 0
 _USE_UNIT = 256  # of the counts in the plane (cc/core/table/row_use.h)

@@ -13,9 +13,9 @@ import click
 
 from tf_sparse_ps.cli import groups, histograms
 from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, table_option
-from tf_sparse_ps.cli.contents import Content
 from tf_sparse_ps.cli.display import count, duration, print_facts, print_json, print_table, size
 from tf_sparse_ps.cli.objects import StoredObject, open_object
+from tf_sparse_ps.stored.contents import Content
 
 
 @click.command(cls=Command)

@@ -1,4 +1,4 @@
-"""`find` tells a group, a table, a sparse-parameter file, a checkpoint and a served version apart by their paths."""
+"""`open_object`: what is at a path, with its tables, for commands that show it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf_sparse_ps.checkpoints import manifest, stored_checkpoint
-from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.checkpoints import stored_checkpoint
 from tf_sparse_ps.cli import groups
-from tf_sparse_ps.cli.contents import CheckpointTable, Content, FileTable, LiveTable, ServedTable
-from tf_sparse_ps.errors import AccessError, InvalidArgumentError, NotFoundError, UnsupportedError
-from tf_sparse_ps.folders import read_regular
-from tf_sparse_ps.monitoring import own_groups
-from tf_sparse_ps.serving import version as versions
+from tf_sparse_ps.errors import UnsupportedError
 from tf_sparse_ps.serving.version import Version
-from tf_sparse_ps.table.groups import open_group, plain_name
-from tf_sparse_ps.table.parameter_files import MAGIC
+from tf_sparse_ps.stored import tables
+from tf_sparse_ps.stored.contents import CheckpointTable, Content, FileTable
+from tf_sparse_ps.stored.paths import Kind, kind_of
+from tf_sparse_ps.stored.tables import StoredTable
+from tf_sparse_ps.table.groups import open_group, table_number
 
 
 class StoredObject:
@@ -45,51 +43,14 @@ class StoredObject:
           InvalidArgumentError: There are several tables, and `name` is None.
           NotFoundError: There is no such table.
         """
-        names = [table.name for table in self.tables]
-        if name is None:
-            if len(names) != 1:
-                raise InvalidArgumentError(f"{self.path} has {len(names)} tables, {names}. Choose one with --table")
-            return self.tables[0]
-        for table in self.tables:
-            if name in (table.name, plain_name(table.name)):
-                return table
-        raise NotFoundError(f"{self.path} has no table {name!r}. It has {names}")
+        return self.tables[table_number(os.fspath(self.path), [table.name for table in self.tables], name)]
 
 
-def find(path: Path) -> tuple[str, Path]:
-    """Finds out the kind of the object at a path. Reads no table.
-
-    Args:
-      path: The path.
-
-    Returns:
-      The kind of `StoredObject`, and the path; for a directory of checkpoints or versions, that of the newest one.
-
-    Raises:
-      NotFoundError: There is nothing at this path.
-      AccessError: This user may not read it.
-      UnsupportedError: It is something else.
-    """
-    path = Path(os.path.abspath(path))
-    if not os.path.lexists(path):
-        raise NotFoundError(f"{path} does not exist")
-    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise AccessError(f"{path} cannot be read by this user. Ask its owner, or run the command as that user")
-    if path.is_file() and _is_parameter_file(path):
-        return "parameter_file", path
-    if path.is_dir():
-        if own_groups.is_group(path):
-            return "group", path
-        if own_groups.is_group(path.parent) and (path / "config").exists():
-            return "table", path
-        if versions.is_complete(path):
-            return "version", path
-        if CheckpointDirectory.names(path) or (path / manifest.NAME).exists():
-            return "checkpoint", path
-        for folder in CheckpointDirectory(path).find():
-            return "checkpoint", folder.path
-        for _, version in versions.complete(path):
-            return "version", version
+def find(path: Path) -> tuple[Kind, Path]:
+    """Finds out the kind of the object at a path, as `kind_of`. Raises UnsupportedError if it is something else."""
+    found = kind_of(path)
+    if found is not None:
+        return found
     raise UnsupportedError(
         f"{path} is no group, table, sparse-parameter file, checkpoint or served version, and no directory of "
         "checkpoints or versions. Name one of these"
@@ -100,25 +61,21 @@ def open_object(path: Path) -> StoredObject:
     """Opens the object at a path. Reads the headers of files.
 
     Raises:
-      NotFoundError, UnsupportedError: As `find`.
+      NotFoundError, AccessError, UnsupportedError: As `find`.
       DamagedFileError: A file that is read is damaged.
-      AccessError: A file belongs to another user.
     """
     kind, path = find(path)
     return _OPEN[kind](path)
 
 
 def _group(path: Path) -> StoredObject:
-    group = open_group(os.fspath(path))
-    info = group.info()
-    tables = [LiveTable(path / table["name"]) for _, table, _ in own_groups.rows_of(group)]
-    return StoredObject(path, "group", info["step"], _facts_of_group(info), tables)
+    info = open_group(os.fspath(path)).info()
+    return StoredObject(path, "group", info["step"], _facts_of_group(info), _opened(tables.of_group(path)))
 
 
 def _table(path: Path) -> StoredObject:
-    table = LiveTable(path)
     info = open_group(os.fspath(path.parent)).info()
-    return StoredObject(path, "table", info["step"], _facts_of_group(info), [table])
+    return StoredObject(path, "table", info["step"], _facts_of_group(info), [tables.live(path)])
 
 
 def _facts_of_group(info: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +97,6 @@ def _parameter_file(path: Path) -> StoredObject:
 def _checkpoint(path: Path) -> StoredObject:
     checkpoint = stored_checkpoint.look(path)
     content = checkpoint.manifest
-    tables = [CheckpointTable(checkpoint, number) for number in range(len(content.row_tables))]
     facts = {
         "id": content.id,
         "job": content.job,
@@ -154,8 +110,8 @@ def _checkpoint(path: Path) -> StoredObject:
         "versions": content.versions,
         "bytes": sum(entry.size for entry in content.files),
     }
-    stored = StoredObject(path, "checkpoint", content.step, facts, tables)
-    stored.sketches = [CheckpointTable(checkpoint, at) for at in range(len(tables), len(content.tables))]
+    stored = StoredObject(path, "checkpoint", content.step, facts, _opened(tables.of_checkpoint(checkpoint)))
+    stored.sketches = [CheckpointTable(checkpoint, at) for at in range(len(content.row_tables), len(content.tables))]
     return stored
 
 
@@ -168,8 +124,11 @@ def _version(path: Path) -> StoredObject:
         "versions": content.versions,
         "bytes": sum(file.bytes for file in content.table_files) + sum(file.bytes for file in content.others),
     }
-    tables = [ServedTable(version, entry) for entry in content.tables]
-    return StoredObject(path, "version", content.step, facts, tables)
+    return StoredObject(path, "version", content.step, facts, _opened(tables.of_version(version)))
+
+
+def _opened(stored: Sequence[StoredTable]) -> list[Content]:
+    return [table.open() for table in stored]
 
 
 _OPEN = {
@@ -179,8 +138,3 @@ _OPEN = {
     "checkpoint": _checkpoint,
     "version": _version,
 }
-
-
-def _is_parameter_file(path: Path) -> bool:
-    with read_regular(path) as stream:
-        return stream.read(len(MAGIC)) == MAGIC or path.suffix == ".tfsps"

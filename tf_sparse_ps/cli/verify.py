@@ -12,13 +12,14 @@ from tf_sparse_ps import _table
 from tf_sparse_ps.checkpoints import verification
 from tf_sparse_ps.checkpoints.stored_checkpoint import file_crc32
 from tf_sparse_ps.cli.command import PATH, Command, json_option
-from tf_sparse_ps.cli.contents import FileTable, LiveTable
 from tf_sparse_ps.cli.display import count, print_json, size
 from tf_sparse_ps.cli.objects import find
 from tf_sparse_ps.errors import AccessError, DamagedFileError, NotFoundError, StateError, UnavailableError
 from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.serving import ServingTable
 from tf_sparse_ps.serving.version import ASSETS, MANIFEST, Version
+from tf_sparse_ps.stored import tables
+from tf_sparse_ps.stored.contents import FileTable
 from tf_sparse_ps.table.groups import open_group
 from tf_sparse_ps.table.progress import bar
 
@@ -94,7 +95,7 @@ def _group(path: Path, result: Verification) -> None:
 
 def _table_of(path: Path, result: Verification) -> None:
     try:
-        problems, rows = LiveTable(path).verify()
+        problems, rows = tables.live(path).verify()
     except UnavailableError:
         raise
     except DamagedFileError as error:
@@ -107,7 +108,7 @@ def _table_of(path: Path, result: Verification) -> None:
 
 def _file(path: Path, result: Verification) -> None:
     table = FileTable(path)
-    with bar(table.facts()["rows"], f"check {path.name}") as progress:
+    with bar(table.at_most, f"check {path.name}") as progress:
         for block in table.blocks(slots=True):
             result.rows += len(block.keys)
             progress.update(len(block.keys))

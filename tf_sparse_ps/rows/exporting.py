@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def export_rows(
 ) -> int:
     """Writes rows to a Parquet file, a NumPy archive or a CSV file (docs/rows.md), completely or not at all.
 
-    The file also has the table's name, width, type, optimizer and step. Metadata planes are not written.
+    The file also has the table's name, width, type, optimizer and step. Metadata planes are not written. The open table
+    of a sharded job has the rows of one machine; a warning says so.
 
     Args:
       source: A `tsps.Table`, a `tsps.ServingTable`, or a path: of a table or its group, a sparse-parameter file, a
@@ -57,6 +59,11 @@ def export_rows(
     selection = Selection(keys, key_range=key_range)
     if slots:
         opened.facts.check_slots(opened.name)
+    if opened.shard is not None:
+        warnings.warn(
+            f"{opened.name} has the rows of {opened.shard} only. Export on each machine, or export a checkpoint",
+            stacklevel=2,
+        )
     facts = opened.facts if slots else opened.facts.without_slots()
     written = 0
     with (

@@ -8,7 +8,7 @@ from typing import Any
 
 from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.rows import opening, sources, targets
-from tf_sparse_ps.rows.sources import PARAMETER_FILE
+from tf_sparse_ps.stored.paths import PARAMETER_FILE, kind_of
 
 
 def import_rows(
@@ -60,17 +60,17 @@ def import_rows(
         if table is not None:
             raise InvalidArgumentError(f"{target} has one table, so table= must be left out. Received: {table!r}")
         return targets.write_parameter_file(source, target, slots=take, progress=progress)
-    if target.is_dir():
-        if (path := sources.table_path(target, table)) is not None:
-            return targets.write_table(source, path, slots=take, progress=progress)
-        if sources.is_checkpoint(target):
-            directory = target.parent if (target / "manifest.json").is_file() else target
-            if directory != target:
-                raise InvalidArgumentError(
-                    f"{target} is a checkpoint, which never changes. Import into its directory, {directory}, whose "
-                    "newest checkpoint is written again"
-                )
-            return targets.write_checkpoint(source, target, table, slots=take, progress=progress)
+    found = kind_of(target) if target.is_dir() else None
+    if found is not None and found[0] in ("group", "table"):
+        folder = found[1] if found[0] == "table" else found[1] / sources.chosen(*found, table).name
+        return targets.write_table(source, folder, slots=take, progress=progress)
+    if found is not None and found[0] == "checkpoint":
+        if found[1] == target:
+            raise InvalidArgumentError(
+                f"{target} is a checkpoint, which never changes. Import into its directory, {target.parent}, whose "
+                "newest checkpoint is written again"
+            )
+        return targets.write_checkpoint(source, target, table, slots=take, progress=progress)
     raise InvalidArgumentError(
         f"{target} is not a place for rows. Name a new file that ends with {PARAMETER_FILE}, a directory of "
         "checkpoints, or the folder of a table or its group"

@@ -14,6 +14,7 @@ from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.rows import opening, sources
 from tf_sparse_ps.rows.selection import keys_of
 from tf_sparse_ps.rows.sources import ArraySource, Source, TableSource
+from tf_sparse_ps.stored.contents import LiveTable
 from tf_sparse_ps.table.arrays import Keys
 from tf_sparse_ps.table.scan import Block
 
@@ -31,7 +32,7 @@ class LayerSource(TableSource):
     """
 
     def __init__(self, binding: TableBinding) -> None:
-        super().__init__(binding.reader())
+        super().__init__(LiveTable(binding.reader()))
         self._binding, self.collective = binding, binding.placement == "sharded"
         self.name = f"the table of layer {binding.config.name!r}"
         self.identity = f"table {binding.ordinal} of this job"
@@ -99,7 +100,7 @@ def opened(source: Any, name: str, table: str | None) -> Source:
             "`source` must be a layer, a tsps.Table, a tsps.ServingTable, a path, a pair of arrays (keys, rows), or a "
             f"matrix of floats whose row i is that of key i. Received: {type(source).__name__}"
         )
-    return opening.opened(source, sources.chosen_table(source, name) if table is None else table)
+    return opening.opened(source, sources.common_name(source, name) if table is None else table)
 
 
 def _array(values: Any) -> Any:

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from tf_sparse_ps.checkpoints import compaction, erasing
+from tf_sparse_ps.checkpoints import compaction
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_rows import KeySet, StoredRows
 from tf_sparse_ps.config.metadata import USE, MetadataPlane
 from tf_sparse_ps.errors import NotFoundError, StateError, TableExistsError, UnsupportedError
 from tf_sparse_ps.rows.facts import RowFacts, check_dim
 from tf_sparse_ps.rows.selection import check_range
-from tf_sparse_ps.rows.sources import Source, TableSource
+from tf_sparse_ps.rows.sources import Source
+from tf_sparse_ps.stored.contents import LiveTable
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.groups import plain_name, table_number
 from tf_sparse_ps.table.parameter_files import use_in
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block, concatenated, joined
@@ -113,7 +115,8 @@ def write_checkpoint(source: Source, path: Path, table: str | None, *, slots: bo
             f"{path} has the checkpoints of machine {checkpoint.manifest.node} only (per_node=True). Transfer the rows "
             "in the job with tsps.transfer, and save"
         )
-    number = erasing.number_of(checkpoint, table)
+    names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
+    number = table_number(str(checkpoint.path), names, table)
     stored = StoredRows(checkpoint, number)
     facts = RowFacts.of_header(str(checkpoint.manifest.tables[number]["name"]), stored.info)
     target = f"table {facts.table!r} of checkpoint {checkpoint.path}"
@@ -179,7 +182,7 @@ def write_table(source: Source, path: Path, *, slots: bool, progress: bool) -> i
       StateError: The table has slots of another optimizer.
     """
     with Table.open(path, "r+") as table:
-        facts, target = TableSource(table).facts, f"table {path}"
+        facts, target = RowFacts.of_header(plain_name(path.name), LiveTable(table).header), f"table {path}"
         check_dim(source.name, source.facts.dim, target, facts.dim)
         if slots and facts.optimizer != "none":
             check_rule(source, target, facts)

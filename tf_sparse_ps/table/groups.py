@@ -7,12 +7,13 @@ import os
 import secrets
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from tf_sparse_ps import _table
 from tf_sparse_ps.config.metadata import USE, MetadataPlane
 from tf_sparse_ps.config.table_config import TableConfig
-from tf_sparse_ps.errors import StateError
+from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError
 from tf_sparse_ps.folders import Folder, Trust
 
 # The groups that are open in this process, by path. A group stays open as long as one of its tables is.
@@ -24,6 +25,31 @@ def plain_name(folder: str) -> str:
     """Returns the name of a table without its number: tables of a job are named t0000-words, and words elsewhere."""
     number, _, rest = folder.partition("-")
     return rest if rest and number[:1] == "t" and number[1:].isdecimal() else folder
+
+
+def table_number(where: str, names: Sequence[str], name: str | None) -> int:
+    """Returns the place of a table among those of a group, a checkpoint or a version.
+
+    Args:
+      where: What has the tables, for messages.
+      names: The names of its tables.
+      name: The name of the table, with or without its number, or its place, from "0" on. None: the only table.
+
+    Raises:
+      NotFoundError: There is no such table.
+      InvalidArgumentError: There are several.
+    """
+    numbers = [number for number, each in enumerate(names) if name in (None, each, plain_name(each))]
+    if not numbers and name is not None and name.isdecimal() and int(name) < len(names):
+        return int(name)
+    if not numbers:
+        raise NotFoundError(f"{where} has no table {'at all' if name is None else repr(name)}. It has {list(names)}")
+    if len(numbers) > 1:
+        raise InvalidArgumentError(
+            f"{where} has the tables {list(names)}. Select one by a name that only it has, or by its place, from 0 on. "
+            f"Received: {name!r}"
+        )
+    return numbers[0]
 
 
 def open_group(path: str, *, create: bool = False) -> _table.Group:

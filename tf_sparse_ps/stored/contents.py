@@ -1,4 +1,4 @@
-"""`Content`: the rows of one table, which are in a live table, a file, a checkpoint or a served version."""
+"""`Content`: one table, which is in a group's folder, a file, a checkpoint or a served version."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import AccessError, KeyRangeError
-from tf_sparse_ps.serving import ServingTable
-from tf_sparse_ps.serving.version import ASSETS, TableEntry, Version
-from tf_sparse_ps.table import Table, stored_policies
+from tf_sparse_ps.serving.serving_table import ServingTable
+from tf_sparse_ps.serving.version import TableEntry
+from tf_sparse_ps.table import stored_policies
 from tf_sparse_ps.table.arrays import Keys, Rows, block_rows
+from tf_sparse_ps.table.groups import plain_name
 from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import Shard
+from tf_sparse_ps.table.table import Table
 
 _ROW_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SEGMENT_ENTRIES = 4092  # docs/format.md, the index
@@ -40,21 +42,35 @@ class Entries(NamedTuple):
 
 
 class Content(abc.ABC):
-    """The rows of one table.
+    """One table.
 
     Attributes:
       name: The name of the table.
+      where: The table and where it is, for messages: "table /dev/shm/...".
       dim: The number of floats in a row.
       slots: The names of the optimizer's slots that are stored.
       shard: The shard that the rows are; None: the whole table.
       step: The step that the rows have.
+      at_most: The number of rows, at most.
+      header: The configuration, as the header of a sparse-parameter file has it: dim, dtype, key_limit, initializer,
+        optimizer, trained_by and step.
+      finds_keys: Whether `entries` finds keys without reading all rows.
     """
 
     name: str
+    where: str
     dim: int
     slots: tuple[str, ...] = ()
     shard: Shard | None = None
     step: int
+    at_most: int
+    header: Mapping[str, Any]
+    finds_keys = True
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> str:
+        """Describes the state of the rows, for comparison. Equal descriptions: equal rows."""
 
     @abc.abstractmethod
     def facts(self) -> dict[str, Any]:
@@ -79,22 +95,32 @@ class Content(abc.ABC):
             yield block.keys
 
     @property
-    @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
         """The facts that determine what absent keys read: key_limit and initializer."""
+        return {"key_limit": self.header["key_limit"] or None, "initializer": dict(self.header["initializer"])}
 
 
 class LiveTable(Content):
     """A table of a group."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the table for reading."""
-        self._table = Table.open(path)
-        self._info = self._table._group.table_info(self._table._index)
-        self.name, self.dim, self.shard = path.name, self._table.config.dim, self._table.shard
-        rule = self._table.stats()["optimizer"]
-        self.slots = slots_of(rule)
-        self.step = self._table.step
+    def __init__(self, table: Table) -> None:
+        """Reads the configuration of a table that is open."""
+        self._table = table
+        stats = table.stats()
+        self._info = table._group.table_info(table._index)
+        self.name, self.where = os.path.basename(table.path), f"table {table.path}"
+        self.dim, self.shard, self.step = table.config.dim, table.shard, table.step
+        self.slots, self.at_most = slots_of(stats["optimizer"]), int(stats["rows"])
+        self.header = {
+            **self._info,
+            "optimizer": stats["optimizer"],
+            "trained_by": stats["trained_by"],
+            "step": self.step,
+        }
+
+    @property
+    def identity(self) -> str:
+        return f"table {self._table.uuid} in state {self._table.version()}"
 
     def facts(self) -> dict[str, Any]:
         stats, info = self._table.stats(), self._info
@@ -103,7 +129,7 @@ class LiveTable(Content):
         if info["storage_folder"]:
             tiers = {"folder": info["storage_folder"], "memory": info["storage_memory"]}
             tiers |= {name: stats[name] for name in ("rows_on_disk", "bytes_on_disk", "live_bytes_on_disk")}
-        return describe(self, info, stats["optimizer"]) | {
+        return describe(self) | {
             "uuid": self._table.uuid,
             "max_rows": info["max_rows"] or None,
             "rows": stats["rows"],
@@ -130,15 +156,13 @@ class LiveTable(Content):
             yield from scan
 
     def entries(self, keys: Keys, *, slots: bool) -> Entries:
-        present, _, values = self._table.entries(keys, slots=slots)
+        present, rows, values = self._table.entries(keys, slots=slots)
+        if not present.all():
+            rows[~present] = self._table.lookup(keys[~present])
         planes: dict[str, npt.NDArray[Any]] = dict(zip(self.slots, values, strict=True)) if slots else {}
         if slots:
             planes |= self._table.metadata(keys)
-        return Entries(present, self._table.lookup(keys), planes)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return _settings(self._info)
+        return Entries(present, rows, planes)
 
     def verify(self) -> tuple[list[str], int]:
         """Checks the table. Returns the problems, as sentences, and the number of rows."""
@@ -152,35 +176,36 @@ class LiveTable(Content):
         return None
 
 
-class _FileContent(Content):
+class _Files(Content):
     """Rows in sparse-parameter files, which can be read from the beginning only."""
 
-    def __init__(self, name: str, info: Mapping[str, Any]) -> None:
-        self.name, self._info = name, info
-        self.dim, self.step, self.shard = int(info["dim"]), int(info["step"]), Shard.of(info)
-        self.slots = slots_of(info["optimizer"])
+    finds_keys = False
+
+    def __init__(self, name: str, where: str, header: Mapping[str, Any], at_most: int) -> None:
+        self.name, self.where, self.header, self.at_most = name, where, header, at_most
+        self.dim, self.step, self.shard = int(header["dim"]), int(header["step"]), Shard.of(header)
+        self.slots = slots_of(header["optimizer"])
 
     def facts(self) -> dict[str, Any]:
-        widths = _table.slot_widths(self._info["optimizer"]["kind"], self.dim)
-        planes = {"embedding": self.dim * _ROW_BYTES[self._info["dtype"]]}
+        widths = _table.slot_widths(self.header["optimizer"]["kind"], self.dim)
+        planes = {"embedding": self.dim * _ROW_BYTES[self.header["dtype"]]}
         planes |= {slot: width * 4 for slot, width in zip(self.slots, widths, strict=True)}
-        for plane in map(MetadataPlane.from_core, self._info["metadata"]):
+        for plane in map(MetadataPlane.from_core, self.header["metadata"]):
             planes[plane.name] = plane.elements * plane.dtype.itemsize
-        rows = self._rows()
-        return describe(self, self._info, self._info["optimizer"]) | {
-            "rows": rows,
-            "planes": [{"name": name, "bytes": width * rows} for name, width in {"key": 8, **planes}.items()],
+        return describe(self) | {
+            "rows": self.at_most,
+            "planes": [{"name": name, "bytes": width * self.at_most} for name, width in {"key": 8, **planes}.items()],
         }
 
     def entries(self, keys: Keys, *, slots: bool) -> Entries:
-        limit = self._info["key_limit"]
+        limit = self.header["key_limit"]
         for key in keys[(keys < 0) | (keys >= limit)] if limit else ():
             raise KeyRangeError(f"key {key} is outside of table {self.name!r}, whose keys are 0 to {limit - 1}")
         if self.shard is not None:
             self.shard.check(keys, self.name)
         wanted, places = np.unique(keys, return_inverse=True)
         present = np.zeros(len(wanted), np.bool_)
-        rows = _table.initial_rows(self._info["initializer"], wanted, self.dim)
+        rows = _table.initial_rows(self.header["initializer"], wanted, self.dim)
         planes: dict[str, npt.NDArray[Any]] = {}
         for block in self.blocks(slots=slots) if len(wanted) else ():
             values = dict(zip(self.slots, block.slots, strict=False)) | block.metadata
@@ -197,33 +222,29 @@ class _FileContent(Content):
         places = places.reshape(-1)
         return Entries(present[places], rows[places], {name: plane[places] for name, plane in planes.items()})
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return _settings(self._info)
 
-    @abc.abstractmethod
-    def _rows(self) -> int:
-        """Returns the number of rows, at most."""
-
-
-class FileTable(_FileContent):
+class FileTable(_Files):
     """A sparse-parameter file."""
 
     def __init__(self, path: Path) -> None:
         """Reads the header."""
         self.path, self._reader = path, _table.ParameterFileReader(os.fspath(path))
-        super().__init__(path.stem, self._reader.info())
+        header = self._reader.info()
+        super().__init__(path.stem, f"file {path}", header, int(header["n_rows"]))
+
+    @property
+    def identity(self) -> str:
+        n_blocks = self._reader.blocks()
+        ends = [self._reader.block_checksum(number) for number in {0, n_blocks - 1} if n_blocks]
+        return f"a file with the header {self.header}, and checksums of blocks {ends}"
 
     def blocks(self, *, slots: bool) -> Iterator[Block]:
         for number in range(self._reader.blocks()):
             keys, rows, values, metadata = self._reader.read_block(number, slots)
             yield Block(keys, rows, tuple(values), metadata)
 
-    def _rows(self) -> int:
-        return int(self._info["n_rows"])
 
-
-class CheckpointTable(_FileContent):
+class CheckpointTable(_Files):
     """A table of a checkpoint, with what it builds on."""
 
     def __init__(self, checkpoint: StoredCheckpoint, number: int) -> None:
@@ -233,10 +254,16 @@ class CheckpointTable(_FileContent):
         name = str(facts["name"])
         if "sketch_of" in facts:
             name = f"{checkpoint.manifest.tables[facts['sketch_of']]['name']} (counts)"
-        super().__init__(name, self._stored.info)
+        where = f"table {name!r} of checkpoint {checkpoint.path}"
+        super().__init__(name, where, self._stored.info, self._stored.at_most)
         self.shard = self._stored.shard
+        self._identity = f"table {number} of the checkpoint with id {checkpoint.manifest.id}"
         self._parts = len(checkpoint.manifest.parts(number))
         self._is_exact = not checkpoint.builds_on
+
+    @property
+    def identity(self) -> str:
+        return self._identity
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"rows_are_exact": self._is_exact, "parts": self._parts}
@@ -244,30 +271,34 @@ class CheckpointTable(_FileContent):
     def blocks(self, *, slots: bool) -> Iterator[Block]:
         return self._stored.blocks(slots)
 
-    def _rows(self) -> int:
-        return self._stored.at_most
-
 
 class ServedTable(Content):
     """A table of a served version."""
 
-    def __init__(self, version: Version, entry: TableEntry) -> None:
-        """Opens the files."""
-        self._entry, self.name = entry, entry.name
-        self._table = ServingTable.open(version.path / ASSETS / entry.asset)
-        self._files = self._table.files()
-        self.dim, self.step = self._table.dim, self._table.step
+    def __init__(self, table: ServingTable, entry: TableEntry | None = None) -> None:
+        """Reads the headers of the files. `entry`: what the version's manifest says of the table."""
+        self._table, self._entry = table, entry
+        self._files = list(table.files())
+        self.name = plain_name(Path(table.path).stem) if entry is None else entry.name
+        self.where = f"served table {table.path}"
+        self.dim, self.step = table.dim, table.step
+        self.at_most = sum(int(file["n_rows"]) for file in self._files)
+        rule = {"kind": "none", "slot_init": ()}
+        self.header = {**self._files[0], "optimizer": rule, "trained_by": (0, 0), "step": table.step}
+
+    @property
+    def identity(self) -> str:
+        return f"served files {[(file['bytes'], file['crc']) for file in self._files]}"
 
     def facts(self) -> dict[str, Any]:
-        newest = self._files[0]
-        return describe(self, newest, {"kind": "none", "slot_init": ()}) | {
-            "uuid": self._entry.uuid,
-            "rows": sum(file["n_rows"] for file in self._files),
+        return describe(self) | {
+            "uuid": None if self._entry is None else self._entry.uuid,
+            "rows": self.at_most,
             "rows_are_exact": len(self._files) == 1,
             "bytes": sum(file["bytes"] for file in self._files),
             "planes": [{"name": "embedding", "bytes": sum(file["n_rows"] * file["row_bytes"] for file in self._files)}],
             "stored_as": self._table.rows,
-            "absent": self._entry.absent,
+            "absent": None if self._entry is None else self._entry.absent,
             "files": [
                 {
                     "name": os.path.basename(file["path"]),
@@ -294,18 +325,15 @@ class ServedTable(Content):
     def entries(self, keys: Keys, *, slots: bool) -> Entries:
         return Entries(self._table.contains(keys), self._table.lookup(keys), {})
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return _settings(self._files[0])
-
 
 def slots_of(rule: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the names of the slots of a stored update rule."""
     return () if rule["kind"] == "none" else optimizers.of_kind(rule["kind"], rule["slot_init"]).slots
 
 
-def describe(content: Content, info: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, Any]:
+def describe(content: Content) -> dict[str, Any]:
     """Returns the facts about a table that all kinds of storage have; facts that only some have are None."""
+    info, rule = content.header, content.header["optimizer"]
     widths = _table.slot_widths(rule["kind"], content.dim)
     slots = zip(content.slots, widths, rule["slot_init"], strict=True)
     return {
@@ -333,10 +361,6 @@ def describe(content: Content, info: Mapping[str, Any], rule: Mapping[str, Any])
         "tiers": None,
         "policies": None,
     }
-
-
-def _settings(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {"key_limit": info["key_limit"] or None, "initializer": dict(info["initializer"])}
 
 
 def _plane_bytes(folder: Path) -> tuple[list[dict[str, Any]], int]:
