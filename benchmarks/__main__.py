@@ -34,6 +34,7 @@ SUITES = {
     "served_rows": "AUC and HR@10 of models that are served with rows in fewer bytes, against rows of float32",
     "freshness": "the time from a step to a server behind a slow link; bytes, and the cost for training",
     "checkpoints": "saves of 2.6 GB, alone and during training, increments, restores; against copying and reading",
+    "rows": "exports to files of rows, and imports of these, against copying the bytes",
     "input": "the share of a step of make train that waits for its batch, by source of the data",
     "jobs": "the DLRM of make train on 1, 2 and 4 ranks: samples/s, memory, seconds to the first step, AUC",
     "ranks": "samples/s and memory of 1, 2 and 4 ranks, against Horovod with replicated tables",

@@ -99,6 +99,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "served_rows",
         "freshness",
         "checkpoints",
+        "rows",
         "input",
         "jobs",
         "ranks",
@@ -110,7 +111,7 @@ def test_unknown_suite_is_refused() -> None:
     assert done.returncode == 2
     names = (
         "kernels, layers, step, sizes, plan, policies, drift, growth, cluster, exchange, buckets, delayed, scans, "
-        "cache, tiers, serving, serving_peers, served_rows, freshness, checkpoints, input, jobs, ranks"
+        "cache, tiers, serving, serving_peers, served_rows, freshness, checkpoints, rows, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 
@@ -119,7 +120,7 @@ def test_unknown_suite_is_refused() -> None:
     "suite",
     [
         "step",
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("kernels", "layers", "sizes", "policies")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("kernels", "layers", "sizes", "policies", "rows")),
     ],
 )
 def test_suite_runs_with_small_sizes(suite: str, tmp_path: Path) -> None:

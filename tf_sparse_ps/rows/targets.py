@@ -43,12 +43,17 @@ def read_keys(source: Source, target: str, limit: int | None, *, progress: bool)
       KeyRangeError: A key is outside a bounded target.
       DamagedFileError, InvalidArgumentError: The source cannot be read.
     """
-    parts: list[Keys] = [np.empty(0, np.int64)]
+    keys: Keys = np.empty(source.at_most, np.int64)
+    n = 0
     with bar(source.at_most, f"check {source.facts.table or 'rows'}", show=progress) as progress_bar:
         for block in source.blocks(False):
-            parts.append(block.keys)
+            if n + len(block.keys) > len(keys):  # the number was not known
+                keys = np.concatenate([keys[:n], np.empty(n + len(block.keys), np.int64)])
+            keys[n : n + len(block.keys)] = block.keys
+            n += len(block.keys)
             progress_bar.update(len(block.keys))
-    keys = np.sort(np.concatenate(parts))
+    keys = keys[:n]
+    keys.sort()
     repeated = keys[1:][keys[1:] == keys[:-1]]
     if len(repeated):
         raise StateError(f"{source.name} has several rows of key {repeated[0]}. Each key must have one row")
