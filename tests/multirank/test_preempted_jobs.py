@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from restart_program import BATCHES, Options
-from restart_support import Whole, finish, fit_options, must_equal, start
+from restart_support import TWO_MACHINES, Whole, finish, fit_options, must_equal, start
 
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 
@@ -18,10 +18,10 @@ STEPS = sum(BATCHES)
 NEVER = 10_000
 
 
-def preempt(options: Options, who: str, rank: int, at: int) -> tuple[int, str]:
+def preempt(options: Options, who: str, rank: int, at: int, hosts: str | None = None) -> tuple[int, str]:
     """Runs the job until a signal ends it. Returns the step that it has saved, and its output."""
     run = dataclasses.replace(options, results="", sends=who, kill_rank=rank, kill_at=at)
-    status, output = start(run, 2, by_run=True)
+    status, output = start(run, 2, hosts, by_run=hosts is None)
     assert status == 143, output[-5000:]
     match = re.search(
         r"got SIGTERM, so this job ends with status 143\. It was saved.* batch (\d+) of epoch (\d+)", output
@@ -78,4 +78,16 @@ def test_random_moments(tmp_path: Path, whole: Whole, seed: int) -> None:
             step, _ = preempt(broken, draw.choice(WHO), draw.randrange(2), at)
             assert at <= step <= STEPS
     finish(broken, 2)
+    must_equal(results, broken.results, 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_a_rank_of_another_machine_gets_the_signal(tmp_path: Path, whole: Whole, placement: str) -> None:
+    results, _ = whole.run(2, TWO_MACHINES, every=NEVER, preemption=True, placement=placement)
+    broken = fit_options(tmp_path, "broken", every=NEVER, preemption=True, background=True, placement=placement)
+    for rank, at in ((1, 3), (0, 9)):
+        step, _ = preempt(broken, "rank", rank, at, TWO_MACHINES)
+        assert at <= step <= STEPS
+    finish(broken, 2, hosts=TWO_MACHINES)
     must_equal(results, broken.results, 2)
