@@ -17,6 +17,7 @@ from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import AccessError, KeyRangeError
+from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.serving import ServingTable
 from tf_sparse_ps.serving.version import ASSETS, TableEntry, Version
 from tf_sparse_ps.table import Table, stored_policies
@@ -25,7 +26,6 @@ from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import Shard
 
 _ROW_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SEGMENT_ENTRIES = 4092  # docs/format.md, the index
 
 
 class Entries(NamedTuple):
@@ -111,7 +111,7 @@ class LiveTable(Content):
             "planes": planes,
             "index": {
                 "segments": stats["segments"],
-                "load": stats["rows"] / (_SEGMENT_ENTRIES * max(stats["segments"], 1)),
+                "load": own_groups.index_load(stats),
                 "row_capacity": stats["row_capacity"],
                 "bytes": index_bytes,
             },
