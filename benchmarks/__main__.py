@@ -27,6 +27,7 @@ SUITES = {
     "buckets": "dense gradients: TimedBuckets against an operation per gradient, and against buckets of fixed sizes",
     "delayed": "steps that overlap computing and communicating, against each of them alone, on hosts with slow cables",
     "scans": "a process that reads the whole table again and again while two ranks train; the cost for each of them",
+    "watching": "`tf-sparse-ps top` and scraped metrics; the cost for the job that they show",
     "cache": "a table with some rows on a device: bytes, step times, and how much of a slow link lookahead hides",
     "tiers": "a table that is larger than its working set, against tables in memory and in a mapped file",
     "serving": "lookups in served tables, against a gather of a dense matrix; opening, and memory of 8 processes",

@@ -1,4 +1,4 @@
-// TspsCount creates the page of counters of a rank.
+// TspsCount creates the page of counters of a rank. TspsCountSamples counts samples.
 #include "kernels/counter_page.h"
 
 #include <chrono>
@@ -55,6 +55,12 @@ void CounterPage::Show(OpenGroup& owner) {
   if (lock.owns_lock()) Store(owner);
 }
 
+void CounterPage::ShowNow(OpenGroup& owner) {
+  if (!exists_.load(std::memory_order_acquire)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Store(owner);
+}
+
 void CounterPage::Store(OpenGroup& owner) {
   shown_ns_.store(NowNs(), std::memory_order_relaxed);
   uint64_t values[kRankCounters] = {};
@@ -68,6 +74,7 @@ void CounterPage::Store(OpenGroup& owner) {
   set(RankCounter::ids_looked_up, lookups.ids);
   set(RankCounter::ids_trained, lookups.ids_trained);
   set(RankCounter::unique_ids, lookups.unique_ids);
+  set(RankCounter::samples_trained, lookups.samples);
   if (const std::shared_ptr<NodeExchange> exchange = owner.exchange()) {
     const ExchangeCounters& node = exchange->counters();
     set(RankCounter::rows_shared, node.rows_contributed);
@@ -113,8 +120,25 @@ Status Count(const KernelContext& context) {
   return owner->counter_page().Create(path, rank, size, local_rank);
 }
 
+// Inputs: path, samples.
+Status CountSamples(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string path, context.String(0, "path"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t samples, context.Scalar<int64_t>(1, "samples"));
+  if (samples < 0) {
+    return Error(Code::kInvalidArgument, "expected samples >= 0. Received: ", samples);
+  }
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<OpenGroup> owner, GroupRegistry::Get().Open(path));
+  LookupCounters::OfProcess().samples.fetch_add(static_cast<uint64_t>(samples),
+                                                std::memory_order_relaxed);
+  owner->counter_page().ShowNow(*owner);
+  return Status();
+}
+
 }  // namespace
 
-void RegisterCounterKernels() { RegisterKernel<FunctionKernel<Count>>("TspsCount"); }
+void RegisterCounterKernels() {
+  RegisterKernel<FunctionKernel<Count>>("TspsCount");
+  RegisterKernel<FunctionKernel<CountSamples>>("TspsCountSamples");
+}
 
 }  // namespace tsps

@@ -19,12 +19,13 @@ namespace tsps {
 
 class OpenGroup;
 
-// What lookups of this process count.
+// What lookups and batches of this process count.
 struct LookupCounters {
   std::atomic<uint64_t> lookups{0};
   std::atomic<uint64_t> ids{0};
   std::atomic<uint64_t> ids_trained{0};
   std::atomic<uint64_t> unique_ids{0};
+  std::atomic<uint64_t> samples{0};
 
   static LookupCounters& OfProcess();
   void Add(size_t n_ids);
@@ -39,6 +40,8 @@ class CounterPage {
   Status Create(const std::string& group_path, int64_t rank, int64_t size, int64_t local_rank);
   // Stores the counters, unless they were stored a moment ago. Cheap enough for every lookup.
   void Show(OpenGroup& owner);
+  // Stores the counters, also if they were stored a moment ago.
+  void ShowNow(OpenGroup& owner);
 
  private:
   void Store(OpenGroup& owner);  // under mutex_

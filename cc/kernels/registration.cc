@@ -382,6 +382,7 @@ std::vector<OpDefinition> Ops() {
        {},
        {"path: string", "rank: int64", "size: int64", "local_rank: int64"},
        {}},
+      {"TspsCountSamples", true, NoOutputs, {}, {"path: string", "samples: int64"}, {}},
       {"TspsOutOfRoom", true, ScalarOutputs, {}, {}, {"out_of_room: int64"}},
   };
 }

@@ -39,6 +39,8 @@ void BindGroup(py::module_& module) {
       .def("optimizer", &PyScan::Optimizer)
       .def("trained_by", &PyScan::TrainedBy)
       .def("next", &PyScan::Next, py::arg("n"))
+      .def("row_numbers", &PyScan::RowNumbers)
+      .def("skip_to", &PyScan::SkipTo, py::arg("row"))
       .def("erased", &PyScan::Erased)
       .def("take_shard", &PyScan::TakeShard, py::arg("node"), py::arg("nodes"))
       .def("close", &PyScan::Close);

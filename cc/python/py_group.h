@@ -35,6 +35,8 @@ class PyScan {
   Status Begin(std::shared_ptr<Scan> scan, std::optional<uint32_t> since);
   uint64_t Step() const { return Open().step(); }
   uint64_t Rows() const { return Open().RowsOf(table_); }
+  uint64_t RowNumbers() const { return Open().RowNumbers(table_); }
+  void SkipTo(uint64_t row) { Open().SkipTo(table_, row); }
   py::dict Optimizer() const { return ToPython(Open().Planes(table_).optimizer); }
   py::tuple TrainedBy() const { return ToPython(Open().TrainedBy(table_)); }
   // Returns the next rows, at most n: (keys int64[m], rows float[m, dim], [slot float[m, width]],

@@ -92,6 +92,7 @@ def test_without_arguments_the_suites_are_listed() -> None:
         "buckets",
         "delayed",
         "scans",
+        "watching",
         "cache",
         "tiers",
         "serving",
@@ -111,7 +112,7 @@ def test_unknown_suite_is_refused() -> None:
     assert done.returncode == 2
     names = (
         "kernels, layers, step, sizes, plan, policies, drift, growth, cluster, exchange, buckets, delayed, scans, "
-        "cache, tiers, serving, serving_peers, served_rows, freshness, checkpoints, rows, input, jobs, ranks"
+        "watching, cache, tiers, serving, serving_peers, served_rows, freshness, checkpoints, rows, input, jobs, ranks"
     )
     assert f"no such suite. Expected: all, {names}. Received: speed" in done.stderr
 

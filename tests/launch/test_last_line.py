@@ -42,7 +42,7 @@ def count():
     while 'tsps_ranks_alive{{job="ctr",node="0"}} 1.0' not in scraped():
         time.sleep(0.01)
     assert 'job="other"' not in scraped()
-    page.store(lookups=9, step=60, ids_looked_up=2_000_000, waited_ns=10**9, updated=begun + 10)
+    page.store(lookups=9, step=60, ids_looked_up=2_000_000, samples_trained=5000, waited_ns=10**9, updated=begun + 10)
 """
 COUNTS = (
     RANK
@@ -75,8 +75,9 @@ def test_a_job_with_tables_ends_with_its_speed(launch: Launchers) -> None:
     port = free_port()
     job = launch("-np", "1", "--metrics-port", port, program=COUNTS, PORT=port)
     assert job.wait() == 0, job.said
-    line = "2 steps/s, 200,000 ids/s; the largest wait, 10% of the time, was for other ranks of this machine"
-    assert job.said.splitlines() == [f"tf-sparse-ps: {line}"]
+    speed = "2 steps/s, 500 samples/s, 200,000 ids/s"
+    wait = "the largest wait, 10% of the time, was for other ranks of this machine"
+    assert job.said.splitlines() == [f"tf-sparse-ps: {speed}; {wait}"]
 
 
 def test_the_line_stands_before_the_reason_of_a_failure(launch: Launchers) -> None:

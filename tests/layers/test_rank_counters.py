@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -14,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fork_server import run_forked
+from fork_server import run_forked, start_forked
 from layer_support import keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import job
+from tf_sparse_ps.monitoring.exporter import JobsCollector
 from tf_sparse_ps.node import activity, rank_counters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,6 +134,66 @@ def test_the_counters_of_a_killed_job_stay(tmp_path: Path) -> None:
         for path in sorted(memory.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         memory.rmdir()
+
+
+def top(folder: Path) -> dict[str, Any]:
+    """Returns what a process shows that looks at the job ctr for a moment."""
+    command = [sys.executable, "-m", "tf_sparse_ps", "top", "ctr", "--once", "--json", "--every", "0.5"]
+    environment = {**os.environ, "TFSPS_DIR": os.fspath(folder), "PYTHONPATH": os.fspath(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["jobs"]
+    return dict(found)
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    """Returns the metrics of the job ctr."""
+    return {
+        sample.name: sample.value
+        for metric in JobsCollector(os.fspath(folder)).collect()
+        for sample in metric.samples
+        if sample.labels.get("job") == "ctr"
+    }
+
+
+@pytest.mark.keras2_smoke
+def test_a_job_is_shown_while_it_trains_and_after_it_was_killed() -> None:
+    memory = Path(tempfile.mkdtemp(prefix="tsps-test-shown-", dir="/dev/shm"))
+    program = """
+        import numpy as np
+        import tf_sparse_ps as tsps
+        from tf_sparse_ps._compat._keras import keras
+        model = keras.Sequential([keras.Input([3], dtype="int64"), tsps.Embedding(None, 4), keras.layers.Flatten()])
+        model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+        model.fit(np.arange(90).reshape(30, 3), np.ones([30, 12]), batch_size=3, epochs=1 << 30, verbose=0)
+    """
+    job = start_forked(textwrap.dedent(program), TFSPS_DIR=os.fspath(memory), TFSPS_JOB="ctr")
+    try:
+        until = time.monotonic() + 120
+        while metrics(memory).get("tsps_samples_trained_total", 0) == 0:
+            assert time.monotonic() < until
+            assert job.poll() is None
+        shown = top(memory)
+        (rank,) = shown["ranks"]
+        assert (shown["state"], rank["state"], rank["pid"]) == ("running", "alive", job.pid)
+        per_second = shown["per_second"]
+        assert per_second["steps"] > 0
+        assert per_second["ids_looked_up"] / per_second["steps"] == pytest.approx(9, rel=0.3)
+        assert per_second["samples"] / per_second["steps"] == pytest.approx(3, rel=0.6)
+        os.kill(job.pid, signal.SIGKILL)
+        job.wait(60)
+        last, figures = top(memory), metrics(memory)
+        (dead,) = last["ranks"]
+        assert (last["state"], dead["state"], last["rows"], last["per_second"]) == ("ended", "dead", 90, None)
+        assert dead["counters"]["samples_trained"] >= rank["counters"]["samples_trained"] > 0
+        assert last["ratios"]["unique"] == 1.0
+        assert (figures["tsps_running"], figures["tsps_rank_alive"], figures["tsps_table_rows"]) == (0, 0, 90)
+        assert figures["tsps_samples_trained_total"] == dead["counters"]["samples_trained"]
+        assert figures["tsps_step"] == last["step"] >= dead["counters"]["step"] > 0
+    finally:
+        job.kill()
+        job.wait(60)
+        shutil.rmtree(memory)
 
 
 @pytest.mark.parametrize("name", rank_counters.NAMES)

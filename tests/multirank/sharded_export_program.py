@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import event_records
 import numpy as np
 import sharded_saving_support as support
 import tensorflow as tf
@@ -29,19 +30,35 @@ def main() -> None:
     model = support.make(tsps.Sharded())
     record = Record(model)
     export = tsps.callbacks.Export(folder / "serve", every_steps=EVERY, keep=100)
-    fit(model, [record, export], seed=0)
-    fit(model, [record, export], seed=1)
+    watch = tsps.callbacks.TableMetrics(folder / "metrics", every_steps=EVERY)
+    fit(model, [record, export, watch], seed=0)
+    fit(model, [record, export, watch], seed=1)
     ranks.barrier("test.published")
     if ranks.rank == 0:
         record.must_have_been_published(folder / "serve")
         kinds = kinds_of(folder / "serve", "t0000-words")
         assert kinds[0] == ["base"], kinds
         assert any("layer" in files for files in kinds), kinds
+        figures_are_of_both_nodes(folder / "metrics", model)
     by_the_clock(model, folder / "clock")
     an_error_passes(model, folder / "failed")
     exported_layers(model, folder)
     ranks.barrier("test.end")
     print("rank is done")
+
+
+def figures_are_of_both_nodes(folder: Path, model: Any) -> None:
+    """Rank 0 has written the figures of both nodes, each of which has a part of the rows."""
+    job, *nodes = (event_records.read(folder / run) for run in ("", "node-0", "node-1"))
+    assert list(job["job/samples_per_second"]) == [4, 8, 12, 16, 20, 24]
+    table = support.layer_of(model, "words").bindings[0].path.rpartition("/")[2]
+    rows = [node[f"{table}/rows"][24] for node in nodes]
+    assert min(rows) > 0
+    assert rows[0] == len(support.layer_of(model, "words").bindings[0].reader().keys())
+    for step, samples in job["job/samples_per_second"].items():
+        parts = [node["per_second/samples"][step] for node in nodes]
+        assert abs(sum(parts) - samples) < 1e-3 * samples
+        assert nodes[0][f"{table}/row_norm"][step][:, 2].sum() > 0
 
 
 class Record(keras.callbacks.Callback):

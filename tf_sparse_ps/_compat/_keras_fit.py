@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from tf_sparse_ps._compat import _keras
 
 
@@ -115,6 +117,24 @@ def begin_epoch(model: Any, batch: int, batches: int | None) -> None:
         loop._num_batches = None if batches is None else batches - batch
     else:
         loop._initial_step, loop._inferred_steps = batch, batches
+
+
+def samples_of(model: Any) -> int | None:
+    """Returns the samples that this process has trained since Keras has reset the model's metrics.
+
+    Keras weighs the mean loss by samples, so its weight is their number. It is a float32, which is exact up to 2**24
+    samples, and then rounded like any sum.
+
+    Returns:
+      The number. None: no batch has been trained, or the model has no loss of `compile`.
+    """
+    for metric in model.metrics:
+        if metric.name == "loss" and isinstance(metric, _keras.keras.metrics.Mean):
+            count = metric.count if isinstance(metric.count, tf.Variable) else metric.count.value
+            # Of a strategy: a variable for each replica. Its own sum may be a collective operation.
+            parts = getattr(count, "values", (count,))
+            return round(sum(float(part.numpy()) for part in parts))
+    return None
 
 
 def _names_in_fit(model: Any) -> Iterator[Mapping[str, Any]]:

@@ -122,6 +122,36 @@ def at_batches(action: Callable[[], None]) -> None:
         setattr(callback_list, name, functools.wraps(begin)(counted))
 
 
+# The methods between which `fit` trains the batches of an epoch, or starts to validate.
+_EPOCHS = ("on_epoch_begin", "on_train_batch_begin", "on_epoch_end", "on_test_begin")
+
+
+def in_epochs(observe: Callable[[Any, str], None]) -> None:
+    """Has `fit` and `evaluate` call `observe(model, name)` before methods of callbacks: those of `_EPOCHS`."""
+    callback_list = _keras.keras.callbacks.CallbackList
+    for name in _EPOCHS:
+        method = getattr(callback_list, name)
+
+        def observed(self: Any, *args: Any, name: str = name, method: Any = method, **kwargs: Any) -> Any:
+            if self.model is not None:
+                observe(self.model, name)
+            return method(self, *args, **kwargs)
+
+        setattr(callback_list, name, functools.wraps(method)(observed))
+
+
+def in_progress_line(figures: Callable[[Any], dict[str, float]]) -> None:
+    """Has the progress line of `fit` also show `figures(model)`, which no other callback sees."""
+    logger = _keras.keras.callbacks.ProgbarLogger
+    for name in ("on_train_batch_end", "on_epoch_end"):
+        method = getattr(logger, name)
+
+        def extended(self: Any, number: int, logs: Any = None, method: Any = method) -> Any:
+            return method(self, number, {**(logs or {}), **figures(self.model)})
+
+        setattr(logger, name, functools.wraps(method)(extended))
+
+
 def export_real_types() -> None:
     """Makes Keras 3 export subclassed models with the types of the tensors that they were first called with.
 

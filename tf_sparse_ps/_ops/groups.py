@@ -457,6 +457,11 @@ def count(path: str, rank: int, size: int, local_rank: int) -> None:
     lib.tsps_count(path, rank, size, local_rank)
 
 
+def count_samples(path: str, samples: int) -> None:
+    """Adds samples to those that this rank has trained, and shows all of its counters to other processes."""
+    lib.tsps_count_samples(path, samples)
+
+
 def out_of_room() -> bool:
     """Whether an op of this process failed for lack of space, and no step was made since."""
     return bool(lib.tsps_out_of_room())

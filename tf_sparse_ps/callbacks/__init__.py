@@ -6,5 +6,6 @@ from tf_sparse_ps.callbacks.drain import Drain
 from tf_sparse_ps.callbacks.equal_steps import EqualSteps
 from tf_sparse_ps.callbacks.export import Export
 from tf_sparse_ps.callbacks.metrics import MetricAverage
+from tf_sparse_ps.callbacks.table_metrics import TableMetrics
 
-__all__ = ["BroadcastVariables", "Checkpoint", "Drain", "EqualSteps", "Export", "MetricAverage"]
+__all__ = ["BroadcastVariables", "Checkpoint", "Drain", "EqualSteps", "Export", "MetricAverage", "TableMetrics"]

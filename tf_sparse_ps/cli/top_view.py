@@ -40,17 +40,7 @@ def _group_document(group: GroupView, now: float) -> dict[str, Any]:
         "rows": None if reading.fault else sum(table.rows for table in reading.tables),
         "bytes": None if reading.fault else sum(table.memory for table in reading.tables),
         "bytes_on_disk": None if reading.fault else sum(table.disk for table in reading.tables),
-        "per_second": None
-        if rates is None
-        else {
-            "steps": rates.steps,
-            "ids_looked_up": rates.ids,
-            "rows_updated": rates.rows_updated,
-            "bytes_shared": rates.shared,
-            "bytes_sent": rates.sent,
-            "bytes_received": rates.received,
-            "disk_bytes": rates.disk,
-        },
+        "per_second": None if rates is None else rates.per_second(),
         "waits": None if rates is None else rates.waits,
         "ratios": None if group.ratios is None else dataclasses.asdict(group.ratios),
         "ranks": [
@@ -98,9 +88,11 @@ def _facts(group: GroupView) -> Iterator[tuple[str, str]]:
         yield "tables", f"{len(reading.tables)} with {count(rows)} rows; {size(memory)} in memory{on_disk}"
     if rates is not None:
         before_end = "" if reading.state == "running" else "; the last figures before the end"
+        samples = "" if rates.samples is None else f"{rate(rates.samples)} samples, "
         yield (
             "per second",
-            f"{rate(rates.steps)} steps, {rate(rates.ids)} ids, {rate(rates.rows_updated)} rows updated{before_end}",
+            f"{rate(rates.steps)} steps, {samples}{rate(rates.ids)} ids, {rate(rates.rows_updated)} rows updated"
+            f"{before_end}",
         )
         yield (
             "bytes/s",

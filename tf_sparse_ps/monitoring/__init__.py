@@ -4,5 +4,6 @@
 - `readings`: the state of a group at one moment. `rates`: the differences of two readings.
 - `watch`: the jobs of a folder at each interval, for `tf-sparse-ps top`.
 - `job_watch`: the jobs of one launcher, for its last line.
+- `row_samples`: norms and ages of some rows of a table, for `tsps.callbacks.TableMetrics`.
 - `metric_names`, `exporter`: metrics for Prometheus. Only `exporter` needs the package prometheus_client.
 """

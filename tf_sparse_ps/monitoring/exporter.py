@@ -106,6 +106,7 @@ def _add_group(gauges: dict[str, GaugeMetricFamily], reading: GroupReading) -> N
     for table in reading.tables:
         gauges["tsps_table_rows"].add_metric([*labels, table.name], table.rows)
         gauges["tsps_table_memory_bytes"].add_metric([*labels, table.name], table.memory)
+        gauges["tsps_table_index_load"].add_metric([*labels, table.name], table.index_load)
         gauges["tsps_table_disk_bytes"].add_metric([*labels, table.name], table.disk)
 
 

@@ -68,8 +68,9 @@ class JobWatch:
         found = rates.between(before, after, seconds)
         if found is None or seconds < _LEAST_S:
             return ""
-        text = f"{_number(found.steps)} steps/s, {_number(found.ids)} ids/s"
-        cause, part = max(found.waits.items(), key=lambda wait: wait[1])
+        samples = "" if found.samples is None else f"{_number(found.samples)} samples/s, "
+        text = f"{_number(found.steps)} steps/s, {samples}{_number(found.ids)} ids/s"
+        cause, part = found.largest_wait()
         return f"{text}; the largest wait, {part:.0%} of the time, was for {_CAUSES[cause]}" if part >= 0.005 else text
 
     def _run(self) -> None:

@@ -48,6 +48,7 @@ GAUGES: dict[str, tuple[tuple[str, ...], str]] = {
     "tsps_rank_updated_timestamp_seconds": (("job", "node", "rank"), "When the rank last stored its counters."),
     "tsps_table_rows": (("job", "node", "table"), "The rows of the table on this machine."),
     "tsps_table_memory_bytes": (("job", "node", "table"), "The bytes of the table in memory."),
+    "tsps_table_index_load": (("job", "node", "table"), "The share of entries of the table's index in use, 0 to 1."),
     "tsps_table_disk_bytes": (("job", "node", "table"), "The bytes of the table on disk."),
     "tsps_folder_free_bytes": (("folder",), "The free bytes of the file system of the folder of tables."),
     "tsps_folder_size_bytes": (("folder",), "The size of the file system of the folder of tables."),

@@ -13,6 +13,7 @@ from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.node import job_folder
 
 _SKETCH = ".sketch"
+_SEGMENT_ENTRIES = 4092  # docs/format.md, the index
 
 
 def open_folder(path: str) -> Folder:
@@ -63,6 +64,11 @@ def paths(folder: str) -> list[str]:
 def is_group(path: str | os.PathLike[str]) -> bool:
     """Whether a folder has the files of a group."""
     return any(os.path.lexists(os.path.join(path, name)) for name in ("group", "writer.lock"))
+
+
+def index_load(stats: dict[str, Any]) -> float:
+    """Returns the share of entries of a table's index that are in use, from the sizes of the table."""
+    return float(stats["rows"] / (_SEGMENT_ENTRIES * max(stats["segments"], 1)))
 
 
 def rows_of(group: _table.Group) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:

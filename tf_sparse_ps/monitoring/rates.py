@@ -45,6 +45,7 @@ class Rates:
 
     Attributes:
       steps, ids, rows_updated: Steps, ids that were looked up, and rows that steps wrote.
+      samples: Samples that `fit` has trained. None: no rank has trained samples in a `fit`.
       shared, sent, received, disk: Bytes of gradients that were put into shared memory, sent to other nodes and
         received; and bytes that were read from disk.
       waits: The share of time that a rank waited, the mean over the ranks, by cause: "ranks" (other ranks of the node),
@@ -55,12 +56,30 @@ class Rates:
     steps: float
     ids: float
     rows_updated: float
+    samples: float | None
     shared: float
     sent: float
     received: float
     disk: float
     waits: dict[str, float]
     ratios: Ratios
+
+    def per_second(self) -> dict[str, float | None]:
+        """Returns the figures per second, by the names that `tf-sparse-ps top --json` gives them."""
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "ids_looked_up": self.ids,
+            "rows_updated": self.rows_updated,
+            "bytes_shared": self.shared,
+            "bytes_sent": self.sent,
+            "bytes_received": self.received,
+            "disk_bytes": self.disk,
+        }
+
+    def largest_wait(self) -> tuple[str, float]:
+        """Returns the cause of the largest wait, and its share of time."""
+        return max(self.waits.items(), key=lambda wait: wait[1])
 
 
 def totals(reports: Sequence[RankReport]) -> dict[str, int]:
@@ -89,6 +108,7 @@ def between(
     counts = {name: sum(delta[name] for delta in deltas) for name in NAMES}
     if steps is None:
         steps = max(delta["step"] for delta in deltas)
+    has_samples = any(report.counters.get("samples_trained", 0) for _, report in pairs)
     waited_ns = {
         "ranks": counts["waited_ns"],
         "network": max(counts["sending_ns"] - counts["overlapped_ns"], 0),
@@ -98,6 +118,7 @@ def between(
         steps=steps / seconds,
         ids=counts["ids_looked_up"] / seconds,
         rows_updated=counts["rows_written"] / seconds,
+        samples=counts["samples_trained"] / seconds if has_samples else None,
         shared=counts["bytes_shared"] / seconds,
         sent=counts["bytes_sent"] / seconds,
         received=counts["bytes_received"] / seconds,

@@ -25,6 +25,7 @@ class TableSize:
       rows: The number of rows.
       memory: The bytes in memory.
       disk: The bytes on disk.
+      index_load: The share of entries of the index that are in use.
       evicted, admitted, dropped: The rows that steps have evicted; the rows that were made for keys that had occurred
         often enough; the gradients of other keys. All since the table was made.
     """
@@ -33,6 +34,7 @@ class TableSize:
     rows: int
     memory: int
     disk: int
+    index_load: float
     evicted: int
     admitted: int
     dropped: int
@@ -117,6 +119,7 @@ def _sizes(group: _table.Group) -> tuple[TableSize, ...]:
             stats["rows"],
             stats["bytes"],
             stats["bytes_on_disk"],
+            own_groups.index_load(stats),
             stats["evicted_unused"] + stats["evicted_excess"],
             stats["admitted"],
             stats["gradients_dropped"],

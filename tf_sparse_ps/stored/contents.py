@@ -17,6 +17,7 @@ from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config.metadata import MetadataPlane
 from tf_sparse_ps.errors import AccessError, KeyRangeError
+from tf_sparse_ps.monitoring import own_groups
 from tf_sparse_ps.serving.serving_table import ServingTable
 from tf_sparse_ps.serving.version import TableEntry
 from tf_sparse_ps.table import stored_policies
@@ -27,7 +28,6 @@ from tf_sparse_ps.table.shards import Shard
 from tf_sparse_ps.table.table import Table
 
 _ROW_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SEGMENT_ENTRIES = 4092  # docs/format.md, the index
 
 
 class Entries(NamedTuple):
@@ -137,7 +137,7 @@ class LiveTable(Content):
             "planes": planes,
             "index": {
                 "segments": stats["segments"],
-                "load": stats["rows"] / (_SEGMENT_ENTRIES * max(stats["segments"], 1)),
+                "load": own_groups.index_load(stats),
                 "row_capacity": stats["row_capacity"],
                 "bytes": index_bytes,
             },

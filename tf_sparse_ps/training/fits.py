@@ -17,7 +17,7 @@ from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.collectives.all_or_none import error_text, must_agree
 from tf_sparse_ps.layers.table_layer import TableLayer
 from tf_sparse_ps.node import activity
-from tf_sparse_ps.training import refusals
+from tf_sparse_ps.training import progress_line, refusals, samples
 
 # The method of callbacks that make collectives. It returns the settings that must be equal on all ranks, by name, or
 # None if the callback makes no collective in this `fit`.
@@ -34,6 +34,8 @@ def watch(optimizer: type) -> None:
     """Watches every `fit` of a model that is compiled with this class of optimizer. Call it once."""
     _optimizers.append(optimizer)
     _keras_hooks.at_batches(activity.progress)
+    _keras_hooks.in_epochs(_count_samples)
+    _keras_hooks.in_progress_line(progress_line.of)
     _keras_fit.scope_fits()
     _keras_hooks.before_fit(_begin)
 
@@ -81,6 +83,11 @@ def _begin(model: Any, callbacks: list[Any]) -> None:
         for rank_facts in all_facts:
             rank_facts.pop(_STEPS, None)
     must_agree(all_facts)
+
+
+def _count_samples(model: Any, event: str) -> None:
+    if isinstance(getattr(model, "optimizer", None), tuple(_optimizers)):
+        samples.observe(model, event)
 
 
 def _ranks_of(model: Any) -> Collectives | None:

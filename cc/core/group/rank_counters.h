@@ -49,7 +49,8 @@ namespace tsps {
   COUNTER(rows_pulled)        /* rows of other nodes that lookups needed */      \
   COUNTER(rows_pulled_before) /* rows of these that had come before */           \
   COUNTER(cache_lookups)      /* unique keys looked up in device caches */       \
-  COUNTER(cache_misses)       /* keys of these that the caches did not have */
+  COUNTER(cache_misses)       /* keys of these that the caches did not have */   \
+  COUNTER(samples_trained)    /* samples of the batches that fit has trained */
 
 enum class RankCounter : int {
 #define TSPS_COUNTER_NAME(name) name,

@@ -94,6 +94,11 @@ class Scan {
   // the order of their row numbers, then those on disk. planes[p] is the target for their bytes in
   // plane p of the table's list; null: not wanted. Returns the number of rows; 0 at the end.
   Result<size_t> Next(int table, size_t n, int64_t* keys, char* const* planes);
+  // Has Next continue at a row number, and end with the last row in memory. Rows that Next has
+  // passed are not read again.
+  void SkipTo(int table, uint64_t row);
+  // The row numbers in memory end before this one. Some may be free.
+  uint64_t RowNumbers(int table) const { return StateOf(table).rows; }
   // Reads rows on disk only, in no particular order. Next does not return these rows again.
   Result<size_t> NextOnDisk(int table, size_t n, int64_t* keys, char* const* planes);
   // Finds the row numbers of any number of keys; kAbsentRow for keys that are not in memory. Not
@@ -124,9 +129,10 @@ class Scan {
     int table;
     std::shared_ptr<TableFiles> files;
     const PlaneList* list;
-    uint64_t wanted;    // planes
-    uint64_t next = 0;  // the row number at which Next continues
-    uint64_t live = 0;  // number of rows that it has returned
+    uint64_t wanted;       // planes
+    uint64_t next = 0;     // the row number at which Next continues
+    uint64_t live = 0;     // number of rows that it has returned
+    bool skipped = false;  // SkipTo was called
     std::unordered_map<uint32_t, const char*> images = {};  // by row
     std::unordered_map<int64_t, uint32_t> by_key = {};      // rows of images by key, if `keys`
     bool keys = false;

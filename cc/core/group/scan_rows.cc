@@ -112,6 +112,13 @@ Status Scan::CheckLive(const Part& part) const {
                  " counted");
 }
 
+void Scan::SkipTo(int table, uint64_t row) {
+  Part& part = PartOf(table);
+  part.skipped = true;
+  part.next = std::max(part.next, std::min(row, RowNumbers(table)));
+  if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
+}
+
 Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* planes) {
   Part& part = PartOf(table);
   const PlaneList& list = *part.list;
@@ -157,6 +164,7 @@ Result<size_t> Scan::Next(int table, size_t n, int64_t* keys, char* const* plane
     if (announced()) file().passed(NumberOf(part)).store(part.next, std::memory_order_release);
   }
   if (live == n) return live;
+  if (part.skipped) return live;
   TSPS_RETURN_IF_ERROR(CheckLive(part));
   char* to[kMaxPlanes] = {};
   for (size_t p = 0; p < n_planes; ++p) {
