@@ -302,7 +302,7 @@ class Checkpointer:
 
     @property
     def report(self) -> RestoreReport | None:
-        """What the last `restore` has restored, begun anew and dropped; the same on all ranks. None: nothing."""
+        """What the last `restore` has restored, begun anew and dropped. None: nothing."""
         return None if self._restored is None else self._restored.report
 
     # --- data ---

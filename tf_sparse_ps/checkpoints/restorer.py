@@ -79,7 +79,7 @@ class Restorer:
         Returns:
           What was restored; None if there is no checkpoint.
         """
-        facts = {"call": f"restoring from {self._directory.path}", **allowance.facts()}
+        facts = {"call": "restoring a checkpoint", **allowance.facts()}
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.allow"))
         self._allowance, self._classes = allowance, self._state.layer_classes()
         bindings, entries = self._state.tables(), self._state.variables()

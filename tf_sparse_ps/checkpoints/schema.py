@@ -32,7 +32,7 @@ Facts = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RestoreReport:
-    """What a restore did, the same on all ranks. Names are those of the model, except for what was dropped.
+    """What a restore did, the same on all ranks, except for `path`. Names are those of the model, except for what was dropped.
 
     Optimizer variables are not listed: they follow the weight that they belong to.
 
