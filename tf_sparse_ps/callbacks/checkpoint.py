@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -15,12 +15,14 @@ import tensorflow as tf
 from tf_sparse_ps._compat import _keras, _keras_fit, _tensorflow
 from tf_sparse_ps.callbacks.preemption import Agreed, Preemption
 from tf_sparse_ps.callbacks.rank_clock import RankClock
+from tf_sparse_ps.checkpoints.allowance import Allowance
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
 from tf_sparse_ps.checkpoints.checkpointer import check_arguments
 from tf_sparse_ps.checkpoints.epoch_batches import batches_of
 from tf_sparse_ps.checkpoints.fit_checkpointer import FitCheckpointer
 from tf_sparse_ps.checkpoints.position import Position
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
+from tf_sparse_ps.checkpoints.schema import RestoreReport
 from tf_sparse_ps.collectives.all_or_none import raising_on_all
 from tf_sparse_ps.config.plain_numbers import check_interval, plain
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
@@ -65,6 +67,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         per_node: bool = False,
         extra: Mapping[str, Any] | None = None,
         on_preemption: bool = False,
+        allow: Collection[str] = (),
+        renames: Mapping[str, str] | None = None,
     ) -> None:
         """Makes the callback. It reads and writes no file yet.
 
@@ -83,9 +87,10 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           on_preemption: After SIGTERM or SIGINT on any rank, save at the next step on which the ranks agree, within
             about a second, and raise SystemExit on all ranks, with 128 + the number of the signal (143, 130). A handler
             of the program is called after the save, on the ranks that got the signal.
+          allow, renames: How the model may differ from the checkpoint: see `Checkpointer.restore`.
 
         Raises:
-          TypeError: `directory` is not a path, or an extra is not a variable.
+          TypeError: `directory` is not a path, an extra is not a variable, or as `Checkpointer.restore`.
           ValueError: Both `every_steps` and `every_seconds` are given, or the one that is given is not above 0; `keep`
             is not a positive integer; `directory` is a URL.
         """
@@ -100,6 +105,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         if not self._saves_at_ends:
             check_interval(every_steps, every_seconds)
         check_arguments(directory, keep, extra)
+        self._allowance = Allowance.of(allow, renames)
         self._directory = directory
         self._options: dict[str, Any] = {
             "keep": keep,
@@ -122,6 +128,11 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         self._failure: NotSavedError | None = None  # of the last save
         self._preempted: Agreed | None = None  # a signal after which `fit` ends when the epoch has ended
         self._states_are_due = False  # callbacks get their restored states when the epoch has begun
+
+    @property
+    def report(self) -> RestoreReport | None:
+        """What the first `fit` has restored, as `Checkpointer.report`; None: nothing."""
+        return None if self._checkpointer is None else self._checkpointer.report
 
     def dataset(
         self,
@@ -171,6 +182,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         extra = sorted(self._options["extra"])
         return {
             **self._options,
+            **self._allowance.facts(),
             "extra": extra,
             "every_steps": self._every_steps,
             "every_seconds": self._every_seconds,
@@ -202,7 +214,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
                     flush=True,
                 )
             checkpointer.carry(CallbackStates(self._other_callbacks))
-            self._states_are_due = checkpointer.restore() is not None
+            self._states_are_due = checkpointer.restore(**self._allowance.arguments()) is not None
             if not self._states_are_due:
                 self._position.go_to(0, 0)
                 checkpointer.save()

@@ -118,13 +118,14 @@ class CallbackStates:
                 arrays |= other_arrays
         return CapturedStates([records for records, _ in encoded], arrays if keep else {})
 
-    def restore(self, stored: Sequence[Record] | None) -> None:
+    def restore(self, stored: Sequence[Record] | None, *, other_model: bool = False) -> None:
         """Gives the callbacks their states.
 
         A warning names callbacks that the checkpoint has no state of, and states that no callback of this `fit` has.
 
         Args:
           stored: The result of `read`. None: the checkpoint has no states.
+          other_model: Whether the model differs from the one that was saved, so that best weights do not fit it.
         """
         unused = list(stored or ())
         without_state = []
@@ -134,6 +135,13 @@ class CallbackStates:
                 without_state.append(type(callback).__name__)
                 continue
             _, state = unused.pop(at)
+            if other_model and isinstance(state, dict) and state.get("best_weights") is not None:
+                warnings.warn(
+                    f"{type(callback).__name__} starts from its initial state: the best weights in the checkpoint are "
+                    "those of the model before its change",
+                    stacklevel=3,
+                )
+                continue
             if _has(callback, _SET):
                 callback.set_state(state)
             else:

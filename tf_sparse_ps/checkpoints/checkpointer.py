@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,12 +14,14 @@ from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import newest, tables, variables
+from tf_sparse_ps.checkpoints.allowance import Allowance
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.job_state import JobState
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.restorer import Restored, Restorer
 from tf_sparse_ps.checkpoints.resumable import Make, ResumableDataset
 from tf_sparse_ps.checkpoints.saver import Saver
+from tf_sparse_ps.checkpoints.schema import RestoreReport
 from tf_sparse_ps.checkpoints.writers import Copies
 from tf_sparse_ps.collectives.all_or_none import must_agree
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
@@ -259,12 +261,22 @@ class Checkpointer:
         checkpoint, _ = newest.newest(self._directory)
         return None if checkpoint is None else str(checkpoint.path)
 
-    def restore(self) -> str | None:
+    def restore(self, *, allow: Collection[str] = (), renames: Mapping[str, str] | None = None) -> str | None:
         """Restores the newest whole checkpoint. Every rank calls it, before the first step.
 
         The tables with their slots, the dense weights, the optimizer and the position become what the checkpoint holds.
         That includes tables that a named job (TFSPS_JOB) has left at another step. The checkpoint may have been saved
         by another number of ranks or machines, and with another placement or storage of the tables.
+
+        With `allow` or `renames`, the model may differ from the one that was saved. Tables and variables are then
+        matched by their names. What is new begins with initial values, and `report` says what was restored.
+
+        Args:
+          allow: The differences that are accepted, some of "added_tables", "removed_tables", "added_variables",
+            "removed_variables", "changed_variables" (dense variables of another shape or type, which begin anew) and
+            "other_order" (of tables; the other values include it). Optimizer variables follow the weight that they
+            belong to. A difference that does not occur is no error. All ranks give the same.
+          renames: The names that tables have now, by their names in the checkpoint.
 
         Returns:
           The folder of the checkpoint. None if there is no checkpoint: the job is then unchanged.
@@ -272,18 +284,26 @@ class Checkpointer:
         Raises:
           StateError: On all ranks: training has begun; a rank does not see the checkpoint; its parts are of different
             steps; or there is no checkpoint, and a named job left tables at another step than the optimizer's.
-          ValueError: On all ranks: the checkpoint is of another model or optimizer.
+          ValueError: On all ranks: the checkpoint is of another model or optimizer, and `allow` does not accept that;
+            the ranks give different `allow` or `renames`; or one of them has an unknown value.
+          TypeError: `allow` is no collection of strings, or `renames` no dict of strings.
         """
+        allowance = Allowance.of(allow, renames)
         with activity.doing(f"restoring a checkpoint of {self.directory}"):
             try:
                 self.wait()
             except NotSavedError as error:
                 warnings.warn(str(error), stacklevel=2)
-            self._restored = self._restorer.restore()
+            self._restored = self._restorer.restore(allowance)
             if self._restored is None:
                 return None
             self._saved_at = self._state.changes()
             return str(self._restored.path)
+
+    @property
+    def report(self) -> RestoreReport | None:
+        """What the last `restore` has restored, begun anew and dropped. None: nothing."""
+        return None if self._restored is None else self._restored.report
 
     # --- data ---
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tf_sparse_ps._compat import _keras_state
+from tf_sparse_ps._compat import _keras, _keras_state
 from tf_sparse_ps.checkpoints import tables, variables
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates
 from tf_sparse_ps.checkpoints.position import Position
@@ -58,3 +59,12 @@ class JobState:
             _keras_state.all_variables(self.model)  # or it raises
             self.optimizer.build(self.model.trainable_variables)
         return variables.collect(self.model, self.optimizer, self.extra)
+
+    def layer_classes(self) -> frozenset[str]:
+        """Returns the names that Keras gives to layers of the model's classes, without numbers: `dense`, ..."""
+        names = {type(layer).__name__ for layer in _keras.all_layers(self.model)}
+        return frozenset(_snake_case(re.sub(r"\W+", "", name)) for name in names)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z0-9]+)", r"\1_\2", name)).lower()

@@ -12,11 +12,13 @@ from typing import Any
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras_state
 from tf_sparse_ps.checkpoints import callback_states, fault_points, manifest, newest, tables, variables
+from tf_sparse_ps.checkpoints.allowance import Allowance, refuse
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.job_state import JobState
 from tf_sparse_ps.checkpoints.saver import Saver
+from tf_sparse_ps.checkpoints.schema import RestoreReport, TableMatch, VariableMatch
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint, is_damage
-from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, error_text, raise_failures, raising_on_all
+from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, error_text, must_agree, raise_failures, raising_on_all
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
@@ -34,12 +36,14 @@ class Restored:
       metrics: Variables of metrics, which `fit` resets when it begins.
       callback_states: The states of this rank's callbacks; None if they were not read.
       learning_rate: The value of the optimizer's learning rate variable; None if it has none.
+      report: What was restored, begins anew and was dropped.
     """
 
     path: Path
     metrics: list[variables.Metric]
     callback_states: list[callback_states.Record] | None
     learning_rate: Any
+    report: RestoreReport
 
 
 class Restorer:
@@ -56,17 +60,28 @@ class Restorer:
         self._directory, self._state, self._saver = directory, state, saver
         self._ranks = state.ranks
         self._changes: list[str] = []  # of the tables' policies
+        self._allowance = Allowance()
+        self._classes: frozenset[str] = frozenset()  # of the model's layers
+        self._stored_variables: Any = None  # those of the checkpoint, compared with the model
+        self._report = RestoreReport("")
+        self._written: set[int] = set()  # the ordinals of tables that were written
 
-    def restore(self) -> Restored | None:
+    def restore(self, allowance: Allowance) -> Restored | None:
         """Restores the newest whole checkpoint; see `Checkpointer.restore`.
 
         If there is an older checkpoint to go back to, the rows of the newest one are read once, while they are put into
         the tables. If they turn out to be damaged, the tables hold a part of them. All files are then read and checked
         before anything is changed again.
 
+        Args:
+          allowance: The differences between the model and the checkpoint that are accepted. All ranks give the same.
+
         Returns:
           What was restored; None if there is no checkpoint.
         """
+        facts = {"call": "restoring a checkpoint", **allowance.facts()}
+        must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.allow"))
+        self._allowance, self._classes = allowance, self._state.layer_classes()
         bindings, entries = self._state.tables(), self._state.variables()
         with raising_on_all(self._ranks, f"restoring from {self._directory.path}", _TOGETHER):
             self._refuse_steps_before()
@@ -152,14 +167,18 @@ class Restorer:
         stored_variables = variables.Stored(checkpoint)
 
         def compare() -> None:
-            stored_tables.check(bindings)
-            stored_variables.check(entries)
+            expected = (self._allowance, self._classes)
+            objections = [*stored_tables.check(bindings, *expected), *stored_variables.check(entries, *expected)]
+            refuse(objections, self._allowance)
 
         if not self._are_whole(compare, checkpoint.path, is_read=is_read):
             return False
-        self._changes = stored_tables.changes
+        self._changes, self._stored_variables = stored_tables.changes, stored_variables
+        self._report = _report_of(checkpoint.path, bindings, stored_tables.match, stored_variables.match)
         fault_points.reach("compared")
         self._saver.forget()
+        stored_tables.begin_anew(bindings, self._ranks, self._written)
+        self._written = stored_tables.ordinals(bindings)
         stored_tables.restore(bindings)
         if not self._are_whole(stored_tables.check_read, checkpoint.path, is_read=is_read):
             return False
@@ -198,27 +217,27 @@ class Restorer:
         state, ranks = self._state, self._ranks
         content, path = checkpoint.manifest, checkpoint.path
         rate_before = self._learning_rate()
-        restored = Restored(path, [], None, None)
+        restored = Restored(path, [], None, None, self._report)
         with raising_on_all(ranks, f"restoring {path}", _TOGETHER):
-            restored.metrics = variables.Stored(checkpoint).restore(entries, ranks.rank, ranks.size)
+            restored.metrics = self._stored_variables.restore(entries, ranks.rank, ranks.size)
             restored.learning_rate = self._learning_rate()
             if state.callbacks is not None and manifest.CALLBACKS in content.file_names:
                 restored.callback_states = callback_states.read(path, content.stamp, ranks.rank, ranks.size)
         fault_points.reach("variables_restored")
-        step_builder_of(state.optimizer).initial_sync.leave_as_they_are()
+        step_builder_of(state.optimizer).initial_sync.leave_as_they_are(self._stored_variables.begun_anew(entries))
         if content.optimizer:
             OptimizerIdentity.of(state.optimizer.inner_optimizer).take(content.optimizer)
         state.position.go_to(content.epoch, content.batch)
         self._refuse_differing_steps(bindings, content)
         if ranks.rank == 0:
-            self._report(checkpoint, rate_before, restored.learning_rate)
+            self._print(checkpoint, rate_before, restored.learning_rate)
         return restored
 
     def _learning_rate(self) -> Any:
         variable = _keras_state.learning_rate_variable(self._state.optimizer.inner_optimizer)
         return None if variable is None else variable.numpy()
 
-    def _report(self, checkpoint: StoredCheckpoint, rate_before: Any, rate: Any) -> None:
+    def _print(self, checkpoint: StoredCheckpoint, rate_before: Any, rate: Any) -> None:
         """Prints what was restored, and warns if batches may be repeated or skipped."""
         content, path, ranks = checkpoint.manifest, checkpoint.path, self._ranks.size
         print(
@@ -226,10 +245,17 @@ class Restorer:
             file=sys.stderr,
             flush=True,
         )
-        for change in self._changes:
+        for change in [*self._report.lines(), *self._changes]:
             print(f"tf_sparse_ps: {change}", file=sys.stderr, flush=True)
         if rate_before != rate:
             print(f"tf_sparse_ps: its learning rate is {rate:g}, not {rate_before:g}", file=sys.stderr, flush=True)
+        if shifted := self._stored_variables.match.shifted:
+            warnings.warn(
+                f"variables were restored by their names, and the model has other layers of {', '.join(shifted)} with "
+                "names that Keras numbers: a number may now belong to another layer. Name the layers that you add, and "
+                "those after them",
+                stacklevel=5,
+            )
         if content.batch and content.ranks != ranks:
             warnings.warn(
                 f"checkpoint {path} was saved by {content.ranks} ranks, and this job has {ranks}. Each rank resumes at "
@@ -237,3 +263,21 @@ class Restorer:
                 "than were trained may be skipped or repeated",
                 stacklevel=5,
             )
+
+
+def _report_of(
+    path: Path, bindings: Sequence[TableBinding], table_match: TableMatch, match: VariableMatch
+) -> RestoreReport:
+    names = [binding.config.name for binding in bindings]
+    pairs = list(zip(names, table_match.numbers, strict=True))
+    return RestoreReport(
+        str(path),
+        restored_tables=tuple(name for name, number in pairs if number is not None),
+        renamed_tables=dict(table_match.renamed),
+        new_tables=tuple(name for name, number in pairs if number is None),
+        dropped_tables=tuple(table_match.dropped),
+        restored_variables=tuple(match.restored),
+        new_variables=tuple(match.new),
+        changed_variables=tuple(match.changed),
+        dropped_variables=tuple(match.dropped),
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +21,8 @@ import tensorflow as tf
 from tf_sparse_ps import _table, job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
-from tf_sparse_ps.checkpoints import fault_points, manifest
+from tf_sparse_ps.checkpoints import fault_points, manifest, schema
+from tf_sparse_ps.checkpoints.allowance import Allowance, Objection
 from tf_sparse_ps.checkpoints.captured import Captured
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
@@ -167,6 +168,7 @@ class Stored:
     Attributes:
       changes: What differs between the policies of the stored tables and those of the model, in sentences. Known after
         `check`.
+      match: Which stored tables those of the model are. Known after `check`.
     """
 
     def __init__(self, checkpoint: StoredCheckpoint) -> None:
@@ -180,43 +182,50 @@ class Stored:
             if number >= len(self._facts)
         }
         self.changes: list[str] = []
+        self.match = schema.TableMatch([])
         self._step = checkpoint.manifest.table_step
         self._damage: Exception | None = None
 
-    def check(self, bindings: Sequence[TableBinding]) -> None:
+    def check(
+        self, bindings: Sequence[TableBinding], allowance: Allowance, classes: Collection[str]
+    ) -> list[Objection]:
         """Compares the stored tables with those of the model, and reads the headers of the files.
 
+        Args:
+          bindings: The tables of the model.
+          allowance: The differences that are accepted.
+          classes: The names that Keras gives to layers of the model's classes, without numbers.
+
+        Returns:
+          What is not accepted.
+
         Raises:
-          ValueError: The model has other tables.
           StateError: A file is of another step than the checkpoint.
           DamagedFileError, NotFoundError: A file is not what it should be.
         """
-        names = [binding.config.name for binding in bindings]
-        stored_names = [facts["name"] for facts in self._facts]
-        if len(names) != len(stored_names):
-            raise ValueError(
-                f"the model has {len(names)} tables, {names}, and checkpoint {self._folder} has {len(stored_names)}, "
-                f"{stored_names}. Build the model that was saved. If its first batch builds it, call it on one before"
-            )
-        if names != stored_names and sorted(names) == sorted(stored_names):
-            raise ValueError(
-                f"the model's tables are {names}, those of checkpoint {self._folder} are {stored_names}: rows are "
-                "restored by the order of layers, which is another one now. Build the model as it was saved"
-            )
-        for number, (binding, facts) in enumerate(zip(bindings, self._facts, strict=True)):
-            shape = {"dim": binding.config.dim, "key_limit": binding.config.key_limit}
-            if shape != (stored_shape := {name: facts[name] for name in shape}):
-                raise ValueError(
-                    f"table {binding.config.name!r} has {shape}, table {facts['name']!r} of checkpoint {self._folder} "
-                    f"has {stored_shape}: build the model that was saved, or start from initial values in another "
-                    "directory"
-                )
+        configs = [binding.config for binding in bindings]
+        tables = [{"name": config.name, "dim": config.dim, "key_limit": config.key_limit} for config in configs]
+        self.match = schema.match_tables(tables, self._facts, allowance, classes, self._folder)
+        if self.match.objections:
+            return self.match.objections
+        restored = self._restored(bindings)
+        for binding, number in restored:
             self._rows(binding, number)
         self.changes = [
             change
-            for number, binding in enumerate(bindings)
+            for binding, number in restored
             for change in [*self._policy_changes(binding, number), *self._lost_counts(binding, number)]
         ]
+        return []
+
+    def ordinals(self, bindings: Sequence[TableBinding]) -> set[int]:
+        """Returns the ordinals of the tables that `restore` writes."""
+        return {binding.ordinal for binding, _ in self._restored(bindings)}
+
+    def _restored(self, bindings: Sequence[TableBinding]) -> list[tuple[TableBinding, int]]:
+        """Returns the tables that are restored, with their places in the checkpoint."""
+        pairs = zip(bindings, self.match.numbers, strict=True)
+        return [(binding, number) for binding, number in pairs if number is not None]
 
     def _policy_changes(self, binding: TableBinding, number: int) -> list[str]:
         return describe_changes(binding.config.name, self._facts[number].get("policies", {}), binding.config.policies())
@@ -243,10 +252,44 @@ class Stored:
 
         A leader that finds damage stops reading and raises nothing: other ranks wait until it has ended.
         """
-        for number, binding in enumerate(bindings):
+        for binding, number in self._restored(bindings):
             self._restore(binding, self._rows(binding, number), self._facts[number].get("index_seed"))
             self._restore_counts(binding, number)
             fault_points.reach("table_restored")
+
+    def begin_anew(self, bindings: Sequence[TableBinding], ranks: Collectives, written: Collection[int]) -> None:
+        """Gives tables that the checkpoint lacks their initial values. Every rank calls it; leaders act.
+
+        They have other values if a named job has trained them since that checkpoint, or if a newer checkpoint turned
+        out to be damaged while it was restored.
+
+        Args:
+          bindings: The tables of the model.
+          ranks: The job's collectives.
+          written: The ordinals of tables that such a damaged checkpoint was restored to.
+
+        Raises:
+          StateError: On all ranks: such a table began with values that the program gave it, and they are lost.
+        """
+        new = [binding for binding, number in zip(bindings, self.match.numbers, strict=True) if number is None]
+        # A leader may be ahead of its ranks: all ask before any table is changed.
+        is_written = [_is_trained(binding) or binding.ordinal in written for binding in new]
+        everywhere = ranks.allgather_object(is_written, "tsps.checkpoint.new")
+        other = [binding for binding, *of_ranks in zip(new, *everywhere, strict=True) if any(of_ranks)]
+        for binding in other:
+            if binding.leader_wrote_values or binding.weights_checksum:
+                raise StateError(
+                    f"table {binding.config.name!r}, which checkpoint {self._folder} lacks, has been written since the "
+                    "program gave it its first values, and these are lost. If the job has a name, remove "
+                    f"{job.current().group_path}, or use another TFSPS_JOB. Otherwise start the program again"
+                )
+        for binding in other:
+            content = number_of("anew", self._folder.name, self._step, binding.ordinal)
+            binding.replace([], content, whole=True)
+            if binding.config.admission is not None and binding.group.is_leader:
+                binding.reset_counts()
+            binding.set_trained_by(0, 0)
+            binding.agree(0, content)
 
     def check_read(self) -> None:
         """Raises the error of `restore` on this rank, if any: DamagedFileError, NotFoundError, or OSError."""
@@ -326,6 +369,11 @@ class Stored:
         binding.set_trained_by(*info["trained_by"])  # the job's optimizer becomes that of the checkpoint, too
         # All nodes have read the file: none needs to be given what another one has written.
         binding.agree(0, content)
+
+
+def _is_trained(binding: TableBinding) -> bool:
+    """Whether an earlier run of a named job has trained a table."""
+    return job.current().identity.name is not None and binding.trained_by()[0] != 0
 
 
 def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:

@@ -6,9 +6,8 @@ each rank: `variables.npz` holds rank 0's values, and `rank-00001.npz` those val
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_sparse_ps._compat import _keras, _keras_state
-from tf_sparse_ps.checkpoints import array_file, manifest
+from tf_sparse_ps.checkpoints import array_file, manifest, schema
+from tf_sparse_ps.checkpoints.allowance import Allowance, Objection
+from tf_sparse_ps.checkpoints.schema import comparable_facts
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.errors import DamagedFileError, StateError, UnsupportedError
@@ -32,7 +33,7 @@ class Entry(NamedTuple):
     """A variable.
 
     Attributes:
-      name: Its name, for messages. Variables are identified by their order.
+      name: Its name. Variables are identified by their order, or by their names (`schema.py`).
       kind: "weight", "seed", "optimizer", "extra" or "metric".
       variable: The variable of this process.
     """
@@ -150,38 +151,42 @@ class Values:
 
 
 class Stored:
-    """The dense variables of a checkpoint."""
+    """The dense variables of a checkpoint.
+
+    Attributes:
+      match: Which stored variables those of the model are. Known after `check`.
+    """
 
     def __init__(self, checkpoint: StoredCheckpoint) -> None:
         """Reads nothing."""
         content = checkpoint.manifest
         self._folder, self._facts, self._stamp = checkpoint.path, content.variables, content.stamp
         self._n_ranks, self._file_names = content.ranks, content.file_names
+        self.match = schema.VariableMatch({})
 
-    def check(self, entries: Sequence[Entry]) -> None:
+    def check(self, entries: Sequence[Entry], allowance: Allowance, classes: Collection[str]) -> list[Objection]:
         """Compares the stored variables with those of the model. Metrics are not compared.
 
-        Raises:
-          ValueError: They differ. The message names the first differences.
+        Args:
+          entries: The variables of the model.
+          allowance: The differences that are accepted.
+          classes: The names that Keras gives to layers of the model's classes, without numbers.
+
+        Returns:
+          What is not accepted.
         """
-        present = [_comparable(entry.facts()) for entry in entries if entry.kind != "metric"]
-        stored = [_comparable(facts) for facts in self._facts if facts["kind"] != "metric"]
-        if present == stored:
-            return
-        present_names, stored_names = [entry.name for entry in entries], [str(facts["name"]) for facts in self._facts]
-        differences = [
-            f"here {_named(present_names, i, here)}, stored {_named(stored_names, i, there)}"
-            for i, (here, there) in enumerate(itertools.zip_longest(present, stored))
-            if here != there
-        ]
-        raise ValueError(
-            f"the model and its optimizer have {len(present)} dense variables, checkpoint {self._folder} has "
-            f"{len(stored)}, or of other shapes: build the same model, and the same optimizer, as when it was saved. "
-            + "; ".join(differences[:_SHOWN])
-        )
+        facts = [entry.facts() for entry in entries]
+        self.match = schema.match_variables(facts, self._facts, allowance, classes, self._folder)
+        return self.match.objections
+
+    def begun_anew(self, entries: Sequence[Entry]) -> list[Any]:
+        """Returns the weights and optimizer variables that are not restored. All ranks must have equal ones."""
+        restored = set(self.match.numbers.values())
+        synced = ("weight", "optimizer")
+        return [entry.variable for i, entry in enumerate(entries) if i not in restored and entry.kind in synced]
 
     def restore(self, entries: Sequence[Entry], rank: int, size: int) -> list[Metric]:
-        """Sets the variables of this rank, except for metrics.
+        """Sets the variables of this rank, except for metrics and those that begin anew.
 
         Args:
           entries: The variables that `check` has compared.
@@ -220,8 +225,8 @@ class Stored:
     ) -> None:
         if self._facts[number]["kind"] == "metric":
             metrics[number] = array
-        else:
-            variable = entries[number].variable
+        elif number in self.match.numbers:
+            variable = entries[self.match.numbers[number]].variable
             variable.assign(array_file.typed(array, variable.dtype.as_numpy_dtype))
 
     def _warn_of_other_ranks(self) -> None:
@@ -229,7 +234,7 @@ class Stored:
         for name in sorted(self._file_names):
             if name.startswith("rank-"):
                 numbers.update(number for number, _ in self._arrays(name))
-        names = [self._facts[number]["name"] for number in sorted(numbers) if self._facts[number]["kind"] != "metric"]
+        names = [self._facts[number]["name"] for number in sorted(numbers) if number in self.match.numbers]
         if names:
             more = ", ..." if len(names) > _SHOWN else ""
             warnings.warn(
@@ -257,19 +262,11 @@ def give_metrics(variables: Sequence[Any], stored: Sequence[Metric]) -> bool:
       False: other variables were stored, and these keep their values.
     """
     entries = [Entry("", "metric", _keras.tf_variable(variable)) for variable in variables]
-    if [_comparable(entry.facts()) for entry in entries] != [_comparable(metric.facts) for metric in stored]:
+    if [comparable_facts(entry.facts()) for entry in entries] != [comparable_facts(metric.facts) for metric in stored]:
         return False
     for entry, metric in zip(entries, stored, strict=True):
         entry.variable.assign(array_file.typed(metric.value, entry.variable.dtype.as_numpy_dtype))
     return True
-
-
-def _named(names: Sequence[str], number: int, facts: tuple[Any, ...] | None) -> str:
-    return "nothing" if facts is None else f"{names[number]} {facts[1]}{list(facts[2])}"
-
-
-def _comparable(facts: Mapping[str, Any]) -> tuple[Any, ...]:
-    return facts["kind"], facts["dtype"], tuple(facts["shape"])
 
 
 def _rank_file_name(rank: int) -> str:

@@ -47,12 +47,20 @@ class InitialSync:
         """Whether the ranks are still to be made equal."""
         return not self._done
 
-    def leave_as_they_are(self) -> None:
+    def leave_as_they_are(self, anew: Sequence[tf.Variable] = ()) -> None:
         """Makes the first step begin with each rank's variables as they are. Every rank calls it.
 
         A checkpoint has set them on all ranks. Statistics of normalization may differ between ranks, as they did when
         it was saved.
+
+        Args:
+          anew: Variables that the checkpoint does not have. They are compared, and broadcast if they differ.
+
+        Raises:
+          ValueError: On all ranks: as `make`.
         """
+        if self._collectives.size > 1 and anew:
+            self._compare(list(anew), [variable.name for variable in anew], computed=False)
         self._done = True
 
     def make(self, variables: Iterable[Any], *, computed: bool) -> None:
@@ -76,13 +84,18 @@ class InitialSync:
         initialized = all(bool(variable.is_initialized()) for variable in synced)
         if not all(collectives.allgather_object(initialized, "tsps.equal.there")):
             return
-        all_facts = collectives.allgather_object([_facts(variable) for variable in synced], "tsps.equal.facts")
+        self._compare(synced, names, computed)
+        self._done = True
+
+    def _compare(self, variables: list[tf.Variable], names: list[str], computed: bool) -> None:
+        """Compares variables, and broadcasts those that differ."""
+        facts_of_variables = [_facts(variable) for variable in variables]
+        all_facts = self._collectives.allgather_object(facts_of_variables, "tsps.equal.facts")
         _refuse_other_variables(all_facts, names, self.root)
         root_facts = all_facts[self.root]
         differing = [[i for i, fact in enumerate(facts) if fact != root_facts[i]] for facts in all_facts]
         if any(differing):
-            self._make_equal(synced, names, differing, computed)
-        self._done = True
+            self._make_equal(variables, names, differing, computed)
 
     def _make_equal(
         self, variables: list[tf.Variable], names: list[str], differing: list[list[int]], computed: bool
