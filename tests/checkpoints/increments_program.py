@@ -116,7 +116,7 @@ class Job:
         self.wait()
         with contextlib.ExitStack() as stack:
             save = stack.enter_context(self.directory.saving(self.step, "a test"))
-            builds_on = self._increments.next_builds_on(self.directory.path)
+            builds_on = self._increments.next_builds_on(self.directory)
             mark = self.table.mark_changes()
             facts: dict[str, Any] = {"name": "user", "id": self.table.uuid}
             scan = self.table.scan(since=self._increments.marks["user"] if builds_on else None)
