@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.store_directory import StoreDirectory
-from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
+from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError
 from tf_sparse_ps.urls import is_url
 
 
@@ -48,7 +49,43 @@ def open_directory(
 def opened(directory: str | os.PathLike[str]) -> Iterator[CheckpointDirectory]:
     """Opens a directory for one command. Copies of checkpoints are in a temporary folder, which is removed."""
     if not is_url(directory):
-        yield CheckpointDirectory(Path(directory))
+        yield CheckpointDirectory(directory)
         return
     with tempfile.TemporaryDirectory(prefix="tf_sparse_ps-") as folder:
-        yield StoreDirectory(os.fspath(directory), folder)
+        store = StoreDirectory(os.fspath(directory), folder)
+        try:
+            yield store
+        finally:
+            store.done_reading()
+
+
+@contextlib.contextmanager
+def opened_with(path: str | os.PathLike[str]) -> Iterator[tuple[CheckpointDirectory, str | None]]:
+    """Opens a directory, or that of a single checkpoint, for one command.
+
+    Yields:
+      The directory; and the name of the checkpoint, or None if `path` is a directory.
+    """
+    text = os.fspath(path).rstrip("/") if is_url(path) else os.path.realpath(path)
+    folder, _, name = text.rpartition("/")
+    is_single = CheckpointDirectory.names(Path(name)) and not folder.endswith("/")
+    with opened(folder if is_single else path) as directory:
+        yield directory, name if is_single else None
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[StoredCheckpoint]:
+    """Reads all files of a checkpoint, or of the newest whole one in a directory. A remote one is copied meanwhile.
+
+    Args:
+      path: The folder of the checkpoint, or the directory; a path or a URL.
+
+    Raises:
+      NotFoundError: The directory has no whole checkpoint.
+      DamagedFileError: The checkpoint is damaged.
+    """
+    with opened_with(path) as (directory, name):
+        checkpoint = directory.checked(name) if name is not None else directory.newest_here()[0]
+        if checkpoint is None:
+            raise NotFoundError(f"{directory.name} has no checkpoint that is whole")
+        yield checkpoint

@@ -198,13 +198,16 @@ class CheckpointDirectory:
     def _reader(self, progress: Progress | None = None, *, checksums: bool = True) -> CheckpointReader:
         return CheckpointReader(progress, checksums=checksums)
 
-    def to_read(self, name: str, manifest_bytes: bytes) -> None:
-        """Brings a checkpoint that another machine has chosen to this one. Here it is there already.
+    def checked(self, name: str) -> StoredCheckpoint:
+        """Reads all files of a checkpoint; a remote one is copied to this machine, until `done_reading`.
 
         Args:
           name: The name of its folder.
-          manifest_bytes: The content of its manifest.
+
+        Raises:
+          NotFoundError, DamagedFileError, UnsupportedError: As `stored_checkpoint.check`.
         """
+        return self._reader().read(self.path / name)
 
     def done_reading(self) -> None:
         """Notes that no process of this machine reads a checkpoint any more."""
@@ -260,6 +263,10 @@ class CheckpointDirectory:
         checkpoints = self._whole(1, passed_over, progress)
         return (checkpoints[0] if checkpoints else None), passed_over
 
+    def newest_here(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path]]:
+        """As `newest`; a remote checkpoint is copied to this machine, until `done_reading`."""
+        return self.newest(progress)
+
     def newest_to_read_once(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path], bool]:
         """Finds the newest checkpoint, for a caller that detects damaged rows itself when it reads them.
 
@@ -278,7 +285,7 @@ class CheckpointDirectory:
         return *self.newest(progress), True
 
     def whole(self, n: int) -> list[StoredCheckpoint]:
-        """Finds the n newest checkpoints that are whole, or fewer, the newest first. Otherwise as `newest`."""
+        """Finds the n newest checkpoints that are whole, or fewer, the newest first. Otherwise as `newest_here`."""
         return self._whole(n, [])
 
     def _whole(

@@ -95,7 +95,7 @@ def agree(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool
     path = directory.path / name
     if directory.is_remote:
         is_other_leader = job.current().is_leader and not is_writer
-        error = _patiently(ranks, (lambda: directory.to_read(name, manifest_bytes)) if is_other_leader else None)
+        error = _patiently(ranks, (lambda: directory.checked(name)) if is_other_leader else None)
         texts = ranks.allgather_object(error_text(error), "tsps.checkpoint.fetched")
         raise_failures(texts, error, f"restoring {directory.shown(path)}")
     with raising_on_all(ranks, f"restoring {directory.shown(path)}", "tsps.checkpoint.seen"):
@@ -109,7 +109,7 @@ def _see(directory: CheckpointDirectory, path: Path, manifest_bytes: bytes) -> S
         if checkpoint.manifest_bytes == manifest_bytes:
             return checkpoint._replace(url=directory.shown(path) if directory.is_remote else None)
     if directory.is_remote:
-        raise StateError(f"rank {WRITER} restores {directory.shown(path)}, and its copy in {path} is not there")
+        raise StateError(f"rank {WRITER} restores {directory.shown(path)}, and its copy in {path} is another one")
     raise StateError(
         f"rank {WRITER} restores {path.name}, and {path} is another one here, or is not there: all machines must see "
         "one directory, or have one each (per_node=True)"

@@ -125,7 +125,7 @@ class Saver:
                     if not save.is_seen():
                         # If this node has seen the directory before, it is a matter of this moment.
                         raise (UnavailableError if self._has_saved else StateError)(
-                            f"rank {WRITER} writes to {self._directory.name}, to {save.folder.name}, which is not there: "
+                            f"rank {WRITER} writes {save.folder.name} in {self._directory.name}, and it is not there: "
                             "all machines must see one directory, or have one each (per_node=True)"
                         )
                     within.enter_context(save.staged())

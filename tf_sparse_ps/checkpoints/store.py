@@ -50,6 +50,8 @@ class Store:
         self.url = url.rstrip("/")
         if "::" in url:
             raise UnsupportedError(f"{url} is a chain of URLs. Checkpoints need one URL, such as s3://bucket/run1")
+        if not url.partition("://")[2].strip("/"):
+            raise UnsupportedError(f"{url} names no directory. Add one, as in s3://bucket/run1")
         self._files, self._root = file_system(self.url)
         if not _can_remove(self._files):
             protocol = url.partition("://")[0]
@@ -57,8 +59,6 @@ class Store:
                 f"{url} cannot hold checkpoints: fsspec cannot remove files by {protocol}. Use a store that can be "
                 "written, such as s3, gs or abfs, or a path"
             )
-        if not self._root.strip("/"):
-            raise UnsupportedError(f"{url} names no directory. Add one, as in {self.url}/run1")
         protocols = self._files.protocol
         self._has_folders = not {protocols, *(protocols if isinstance(protocols, tuple) else ())} & {*_WITHOUT_FOLDERS}
         self._made: set[str] = set()

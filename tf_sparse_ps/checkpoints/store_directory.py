@@ -20,6 +20,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -34,11 +35,12 @@ from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest
 from tf_sparse_ps.checkpoints.node_part import NodePart, report_name
 from tf_sparse_ps.checkpoints.store import Listing, Store
 from tf_sparse_ps.checkpoints.stored_checkpoint import FOLDER_NAME, CheckpointReader, Progress, StoredCheckpoint
-from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError, WriterLockedError
+from tf_sparse_ps.errors import DamagedFileError, NotFoundError, WriterLockedError
 from tf_sparse_ps.folders import Folder, Trust
 from tf_sparse_ps.table.path_claim import claimed
 
 CLAIM = "saving.json"
+_SAVING = re.compile(r"\.saving-.*")
 _SEEN_S = 5.0
 
 
@@ -166,7 +168,7 @@ class StoreDirectory(CheckpointDirectory):
         """
         self.store = Store(url)
         self._staging = Path(os.path.abspath(tempfile.gettempdir() if staging is None else staging))
-        self._fetched = contextlib.ExitStack()
+        self._copied = contextlib.ExitStack()  # removes what was copied to this machine
         self._digest = hashlib.sha256(f"{os.geteuid()} {self.store.url}".encode()).hexdigest()[:12]
 
     @property
@@ -212,36 +214,35 @@ class StoreDirectory(CheckpointDirectory):
 
     # --- reading ---
 
-    def newest_to_read_once(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path], bool]:
-        """Copies the newest checkpoint that is whole to this machine, with all that it builds on."""
-        with self._fetching():
-            passed_over: list[Path] = []
+    def newest_here(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path]]:
+        passed_over: list[Path] = []
+        with self._copying():
             found = self._whole(1, passed_over, reader=StoreReader(self, progress, copy=True))
-        return (found[0] if found else None), passed_over, True
+        if not found:
+            self.done_reading()
+        return (found[0] if found else None), passed_over
 
-    def to_read(self, name: str, manifest_bytes: bytes) -> None:
-        """Copies a checkpoint to this machine, with all that it builds on.
+    def newest_to_read_once(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path], bool]:
+        return *self.newest_here(progress), True
 
-        Raises:
-          StateError: The store has another checkpoint of this name by now.
-          DamagedFileError, NotFoundError, OSError: It cannot be read.
-        """
-        with self._fetching():
-            found = StoreReader(self, copy=True).read(self.path / name)
-            if found.manifest_bytes != manifest_bytes:
-                raise StateError(f"{self.name}/{name} was replaced while ranks began to restore it")
+    def whole(self, n: int) -> list[StoredCheckpoint]:
+        with self._copying():
+            return self._whole(n, [], reader=StoreReader(self, copy=True))
+
+    def checked(self, name: str) -> StoredCheckpoint:
+        with self._copying():
+            return StoreReader(self, copy=True).read(self.path / name)
 
     @contextlib.contextmanager
-    def _fetching(self) -> Iterator[None]:
+    def _copying(self) -> Iterator[None]:
         self.done_reading()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._claimed("a restore"))
+            stack.enter_context(self._claimed("reading", "a restore", FOLDER_NAME))
             yield
-            self._fetched = stack.pop_all()
+            self._copied = stack.pop_all()
 
     def done_reading(self) -> None:
-        """Removes what was copied to this machine."""
-        self._fetched.close()
+        self._copied.close()
 
     # --- saving ---
 
@@ -256,8 +257,7 @@ class StoreDirectory(CheckpointDirectory):
           WriterLockedError: Another process of this machine uses the staging folder.
           OSError: From the store or the file system of the staging folder.
         """
-        self.done_reading()
-        with self._claimed(writer):
+        with self._claimed("saving", writer, _SAVING):
             own_id = secrets.token_hex(8)
             who = f"{writer} (process {os.getpid()} on {socket.gethostname()})"
             self.store.put(CLAIM, json.dumps({"id": own_id, "writer": who}).encode())
@@ -300,30 +300,36 @@ class StoreDirectory(CheckpointDirectory):
     @contextlib.contextmanager
     def staging(self, folder: Path, writer: str) -> Iterator[None]:
         """Surrounds the writing of a node's part: makes its folder, and removes it."""
-        self.done_reading()
-        with self._claimed(writer):
+        with self._claimed("saving", writer, _SAVING):
             folder.mkdir(0o700)
             yield
 
     @contextlib.contextmanager
-    def _claimed(self, writer: str) -> Iterator[None]:
-        """Makes the staging folder, which one process of the machine uses at a time. Empties it before and after."""
+    def _claimed(self, use: str, writer: str, names: re.Pattern[str]) -> Iterator[None]:
+        """Makes the staging folder. One process of the machine at a time has a use of it.
+
+        Args:
+          use: "saving" or "reading".
+          writer: Who uses it, for the error that others get.
+          names: The names of folders of this use, which are removed before and after: a killed process leaves them.
+        """
         path = self.path
         with Folder.open(path.parent, Trust.GROUP, make=True) as parent, parent.own(path.name, make=True):
             pass
-        with claimed(str(path / "staging"), writer):
-            self._empty(path)
+        with claimed(str(path / use), writer):
+            _remove_folders(path, names)
             try:
                 yield
             finally:
-                self._empty(path)
-        with contextlib.suppress(OSError):  # another process has claimed it by now
+                _remove_folders(path, names)
+        with contextlib.suppress(OSError):  # it is in use
             path.rmdir()
 
-    def _empty(self, path: Path) -> None:
-        for entry in os.scandir(path):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
+
+def _remove_folders(path: Path, names: re.Pattern[str]) -> None:
+    for entry in os.scandir(path):
+        if names.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 class StoreReader(CheckpointReader):
