@@ -3,8 +3,8 @@
 The content of its table after k steps follows from k. A test therefore knows what the checkpoint that it finds after a
 kill must contain.
 
-Arguments: the directory of checkpoints; the folder of its table, in shared memory; the number of steps, or 0 to run
-until it is killed; the fault point at which it is killed, or "-"; how many times it passes that point before it dies;
+Arguments: the directory of checkpoints, or its URL; the folder of its table, in shared memory; the number of steps, or
+0 to run until it is killed; the fault point at which it is killed, or "-"; how many times it passes that point before it dies;
 the flaw of a control test, or "-".
 """
 
@@ -24,14 +24,17 @@ import numpy as np
 from tf_sparse_ps import optimizers
 from tf_sparse_ps.checkpoints import array_file, compaction, directory, fault_points, stored_checkpoint
 from tf_sparse_ps.checkpoints.captured import Captured
+from tf_sparse_ps.checkpoints.directories import open_directory
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.increments import Increments
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.save_in_progress import SaveInProgress
+from tf_sparse_ps.checkpoints.store_directory import StoreSave
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.checkpoints.writers import CheckpointWriter
 from tf_sparse_ps.config import TableConfig
 from tf_sparse_ps.table import Table, parameter_files
+from tf_sparse_ps.urls import is_url
 
 DIM, KEYS, ROWS_FIRST = 4, 3000, 2000
 CONFIG = TableConfig("user", DIM, optimizer=optimizers.SGD(learning_rate=1.0), initializer="zeros")
@@ -90,19 +93,20 @@ def must_hold(checked: stored_checkpoint.StoredCheckpoint) -> None:
 class Job:
     """Trains one table and saves it."""
 
-    def __init__(self, checkpoints: Path, folder: Path) -> None:
+    def __init__(self, checkpoints: str, folder: Path) -> None:
         """Restores the newest checkpoint, if the directory has one."""
-        self.directory = CheckpointDirectory(checkpoints)
+        self.directory = open_directory(checkpoints, folder if is_url(checkpoints) else None)
         self.table = Table.create(f"{folder}/group-{os.getpid()}/user", CONFIG)
         self.step, self._saving, self._marks = 0, None, ""
         self._increments = Increments(True)
-        newest, self._passed_over = self.directory.newest()
+        newest, self._passed_over = self.directory.newest_here()
         if newest is not None:
             for block in StoredRows(newest, 0).blocks():
                 self.table.assign(block.keys, block.rows)
                 fault_points.reach("rows_restored")
             self.step = newest.manifest.step
             self.table._group.set_step(self.step)
+        self.directory.done_reading()
 
     def train(self) -> None:
         """Makes one step."""
@@ -116,7 +120,7 @@ class Job:
         self.wait()
         with contextlib.ExitStack() as stack:
             save = stack.enter_context(self.directory.saving(self.step, "a test"))
-            builds_on = self._increments.next_builds_on(self.directory.path)
+            builds_on = self._increments.next_builds_on(self.directory)
             mark = self.table.mark_changes()
             facts: dict[str, Any] = {"name": "user", "id": self.table.uuid}
             scan = self.table.scan(since=self._increments.marks["user"] if builds_on else None)
@@ -165,7 +169,7 @@ class Job:
     def compact(self) -> None:
         """Compacts the newest checkpoint."""
         self.wait()
-        compaction.compact(self.directory.path)
+        compaction.compact(self.directory.name)
 
 
 def _flaw(name: str) -> None:
@@ -188,6 +192,16 @@ def _flaw(name: str) -> None:
             saved(self, manifest, later if manifest is not None and manifest.step % 5 == 0 else marks)
 
         Increments.saved = late  # type: ignore[method-assign]
+    elif name == "manifest first":
+        deliver = StoreSave.deliver
+
+        def finish(self: StoreSave, content: Manifest) -> None:
+            self._store.put(f"{self.name}/manifest.json", content.encode())
+            fault_points.reach("manifest_sent")
+            deliver(self)
+
+        StoreSave.deliver = lambda *_: None  # type: ignore[method-assign]
+        StoreSave.finish = finish  # type: ignore[method-assign]
     else:
         assert name == "-"
 
@@ -206,7 +220,7 @@ def main() -> None:
 
     _flaw(flaw)
     fault_points.set_action(act)
-    job = Job(Path(checkpoints), Path(folder))
+    job = Job(checkpoints, Path(folder))
     print(f"began {job.step}", flush=True)
     last = job.step + int(steps) if int(steps) else None
     while job.step != last:

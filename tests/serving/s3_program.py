@@ -15,7 +15,7 @@ sys.path.insert(0, os.fspath(Path(__file__).parent))
 from table_versions import make_table, must_equal, write
 
 from tf_sparse_ps import cli
-from tf_sparse_ps.serving.sources import file_system
+from tf_sparse_ps.urls import file_system
 
 BUCKET = "s3://versions"
 

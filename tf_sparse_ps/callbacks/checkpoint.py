@@ -18,6 +18,7 @@ from tf_sparse_ps.callbacks.rank_clock import RankClock
 from tf_sparse_ps.checkpoints.allowance import Allowance
 from tf_sparse_ps.checkpoints.callback_states import CallbackStates, refuse_order
 from tf_sparse_ps.checkpoints.checkpointer import check_arguments
+from tf_sparse_ps.checkpoints.directories import open_directory
 from tf_sparse_ps.checkpoints.epoch_batches import batches_of
 from tf_sparse_ps.checkpoints.fit_checkpointer import FitCheckpointer
 from tf_sparse_ps.checkpoints.position import Position
@@ -65,6 +66,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         incremental: bool = True,
         background: bool = True,
         per_node: bool = False,
+        staging: str | os.PathLike[str] | None = None,
         extra: Mapping[str, Any] | None = None,
         on_preemption: bool = False,
         allow: Collection[str] = (),
@@ -76,13 +78,16 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         also saves when `fit` ends.
 
         Args:
-          directory: The directory of the checkpoints. All machines must see it, unless `per_node` is set.
+          directory: The directory of the checkpoints: a path, or a URL of fsspec such as s3://bucket/run1. All machines
+            must see it, unless `per_node` is set.
           every_steps: Save after this many updates of the optimizer.
           every_seconds: Save after this many seconds, by the clock of rank 0. The ranks agree on the step to save.
           keep: How many checkpoints to keep, at least 1. Checkpoints that these build on are kept, too.
           incremental: Save only what has changed in the tables since the checkpoint before, where possible.
           background: Write the files while training continues. False: each save waits until they are on the disk.
           per_node: Every machine has a directory of its own at this path. False: all machines see one directory.
+          staging: With a URL: a folder of each machine for files that are uploaded or restored. None: that of temporary
+            files.
           extra: Variables to save as well, by name.
           on_preemption: After SIGTERM or SIGINT on any rank, save at the next step on which the ranks agree, within
             about a second, and raise SystemExit on all ranks, with 128 + the number of the signal (143, 130). A handler
@@ -92,7 +97,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         Raises:
           TypeError: `directory` is not a path, an extra is not a variable, or as `Checkpointer.restore`.
           ValueError: Both `every_steps` and `every_seconds` are given, or the one that is given is not above 0; `keep`
-            is not a positive integer; `directory` is a URL.
+            is not a positive integer; `per_node` is set with a URL, or `staging` with a path.
+          UnsupportedError, OSError: The URL cannot be opened, or not listed.
         """
         super().__init__()
         every_steps, every_seconds, keep = plain(every_steps), plain(every_seconds), plain(keep)
@@ -106,12 +112,14 @@ class Checkpoint(_keras.keras.callbacks.Callback):
             check_interval(every_steps, every_seconds)
         check_arguments(directory, keep, extra)
         self._allowance = Allowance.of(allow, renames)
+        open_directory(directory, staging, per_node=per_node)
         self._directory = directory
         self._options: dict[str, Any] = {
             "keep": keep,
             "incremental": incremental,
             "background": background,
             "per_node": per_node,
+            "staging": staging,
             "extra": dict(extra or {}),
         }
         self._every_steps, self._every_seconds = every_steps, every_seconds

@@ -15,7 +15,7 @@ from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import newest, tables, variables
 from tf_sparse_ps.checkpoints.allowance import Allowance
-from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
+from tf_sparse_ps.checkpoints.directories import open_directory
 from tf_sparse_ps.checkpoints.job_state import JobState
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.restorer import Restored, Restorer
@@ -58,7 +58,7 @@ class Checkpointer:
     each (`per_node`).
 
     Attributes:
-      directory: The absolute path of the directory.
+      directory: The absolute path of the directory, or its URL.
       position: Where training is: its attributes `epoch`, from 0 on, and `batch`, the number of batches of the epoch
         that were trained.
     """
@@ -73,13 +73,14 @@ class Checkpointer:
         incremental: bool = True,
         background: bool = True,
         per_node: bool = False,
+        staging: str | os.PathLike[str] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Makes the Checkpointer. It reads and writes no file yet.
+        """Makes the Checkpointer. It reads and writes no file yet, but lists a URL.
 
         Args:
-          directory: The directory of the job's checkpoints. It must hold nothing else. All machines must see it, unless
-            `per_node` is set. The first save makes it.
+          directory: The directory of the job's checkpoints: a path, or a URL of fsspec such as s3://bucket/run1. It
+            must hold nothing else. All machines must see it, unless `per_node` is set. The first save makes it.
           model: A Keras model. It must be built when it is saved or restored.
           optimizer: The `DistributedOptimizer` that trains the model.
           keep: How many checkpoints to keep, at least 1. Checkpoints that these build on are kept, too.
@@ -89,19 +90,24 @@ class Checkpointer:
             disk.
           per_node: Every machine has a directory of its own at this path, which holds what its ranks restore. False:
             all machines see one directory, and each writes a part of every checkpoint.
+          staging: With a URL: a folder on a disk of each machine, for files that are uploaded or restored. None: the
+            folder of temporary files (TMPDIR).
           extra: Variables to save as well, by name.
 
         Raises:
           TypeError: `optimizer` is not a `DistributedOptimizer`, `directory` is not a path, or an extra is not a
             variable.
-          ValueError: `keep` is not a positive integer, or `directory` is a URL.
-          UnsupportedError: A tf.distribute strategy trains the model.
+          ValueError: `keep` is not a positive integer; `per_node` is set with a URL, or `staging` with a path.
+          UnsupportedError: A tf.distribute strategy trains the model; the URL cannot be opened, for example because a
+            package is missing.
+          OSError: The URL cannot be listed.
         """
         if not isinstance(optimizer, DistributedOptimizer):
             raise TypeError(
                 f"Checkpointer needs a tsps.DistributedOptimizer. Received: optimizer={type(optimizer).__name__}"
             )
         check_arguments(directory, keep, extra)
+        self._directory = open_directory(directory, staging, per_node=bool(per_node))
         self._ranks = collectives_lib.resolve(optimizer.collectives)
         strategy = collectives_lib.active_strategy()
         if self._ranks.kind == "tf.distribute" or (strategy is not None and strategy.num_replicas_in_sync > 1):
@@ -109,8 +115,7 @@ class Checkpointer:
                 "Checkpointer does not work under a tf.distribute strategy: the strategy distributes the datasets, and "
                 "cannot resume them in the middle of an epoch. Use Horovod's ranks, or collectives='tensorflow'"
             )
-        self._directory = CheckpointDirectory(directory)
-        self.directory = str(self._directory.path)
+        self.directory = self._directory.name
         self._background = bool(background)
         self._saver = Saver(
             self._directory,
@@ -259,7 +264,7 @@ class Checkpointer:
         """
         self._saver.finish_own()
         checkpoint, _ = newest.newest(self._directory)
-        return None if checkpoint is None else str(checkpoint.path)
+        return None if checkpoint is None else checkpoint.shown
 
     def restore(self, *, allow: Collection[str] = (), renames: Mapping[str, str] | None = None) -> str | None:
         """Restores the newest whole checkpoint. Every rank calls it, before the first step.
@@ -298,7 +303,7 @@ class Checkpointer:
             if self._restored is None:
                 return None
             self._saved_at = self._state.changes()
-            return str(self._restored.path)
+            return self._directory.shown(self._restored.path)
 
     @property
     def report(self) -> RestoreReport | None:
@@ -350,8 +355,6 @@ def check_arguments(directory: Any, keep: Any, extra: Any) -> None:
     """
     if not isinstance(directory, str | os.PathLike):
         raise TypeError(f"`directory` must be a path. Received: directory={directory!r}")
-    if "://" in os.fspath(directory):
-        raise ValueError(f"`directory` must be a path of a mounted file system. Received: {directory!r}")
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
         raise ValueError(f"`keep` must be an integer of at least 1. Received: keep={keep!r}")
     if extra is not None and not isinstance(extra, Mapping):

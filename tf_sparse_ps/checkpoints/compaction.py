@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_sparse_ps.checkpoints import stored_checkpoint
+from tf_sparse_ps.checkpoints.directories import opened
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save
 from tf_sparse_ps.checkpoints.manifest import TablePart, table_file_name
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
@@ -39,14 +40,14 @@ class Compacted:
     bytes: int
 
 
-def compact(path: Path, keep: int | None = None) -> Compacted:
+def compact(path: str | os.PathLike[str], keep: int | None = None) -> Compacted:
     """Writes the newest whole checkpoint again, with all rows, and removes the increment that it replaces.
 
     A job that saves to the directory meanwhile gets an error, and saves again. A job that built on the replaced
     increment saves all rows next. If this is killed, all checkpoints are left, and perhaps the new one as well.
 
     Args:
-      path: The directory.
+      path: The directory, or its URL.
       keep: Remove older checkpoints but for so many; None: remove none.
 
     Raises:
@@ -54,11 +55,15 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
       WriterLockedError: Another process is saving to the directory.
       OSError: From the file system.
     """
-    directory = CheckpointDirectory(path)
+    with opened(path) as directory:
+        return _compact(directory, keep)
+
+
+def _compact(directory: CheckpointDirectory, keep: int | None) -> Compacted:
     paths_before = {folder.path for folder in directory.find()}
-    checkpoint, _ = directory.newest()
+    checkpoint, _ = directory.newest_here()
     if checkpoint is None:
-        raise NotFoundError(f"{path} has no checkpoint that is whole")
+        raise NotFoundError(f"{directory.name} has no checkpoint that is whole")
     step = next(folder.step for folder in directory.find() if folder.path == checkpoint.path)
     with directory.saving(step, "tf-sparse-ps checkpoint compact") as save:
         newest = checkpoint.path
@@ -70,7 +75,7 @@ def compact(path: Path, keep: int | None = None) -> Compacted:
         _remove_replaced(directory, newest)
         if keep is not None:
             directory.prune(newest, keep)
-    content = stored_checkpoint.look(newest).manifest
+    content = directory.look(newest.name).manifest
     paths_after = {folder.path for folder in directory.find()}
     return Compacted(
         newest,
@@ -169,12 +174,12 @@ def write_rows(
 
 def _remove_replaced(directory: CheckpointDirectory, newest: Path) -> None:
     """Removes increments that a checkpoint with all rows has replaced, unless others build on them."""
-    new_id = stored_checkpoint.look(newest).manifest.id
+    new_id = directory.look(newest.name).manifest.id
     replaced: list[Path] = []
     needed: set[str] = set()
     for folder in directory.find():
         try:
-            content = stored_checkpoint.look(folder.path).manifest
+            content = directory.look(folder.path.name).manifest
         except (TableError, OSError):
             continue
         needed.update(link.name for link in content.chain)

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tf_sparse_ps.checkpoints import fault_points, manifest, stored_checkpoint
+from tf_sparse_ps.checkpoints import fault_points, manifest, node_part, stored_checkpoint
 from tf_sparse_ps.checkpoints.manifest import FileEntry, Manifest
+from tf_sparse_ps.checkpoints.node_part import NodePart
 from tf_sparse_ps.checkpoints.stored_checkpoint import (
     FOLDER_NAME,
     CheckpointReader,
@@ -61,6 +62,31 @@ class SaveFolder:
         self.name, self.folder, self.path = path.name, folder, path
         self.files: list[FileEntry] = []
 
+    @property
+    def shown(self) -> str:
+        """The path or URL that the checkpoint will have."""
+        return str(self.path)
+
+    @property
+    def progress(self) -> str:
+        """What is waited for, and how much of it is done, for a message."""
+        return f"to be on the disk: {self.size() / 1e6:.0f} MB written"
+
+    def is_seen(self) -> bool:
+        """Waits a moment until this machine sees the folder that another one has made; returns whether it does."""
+        return sees(self.folder)
+
+    def staged(self) -> contextlib.AbstractContextManager[object]:
+        """Surrounds the writing of a part."""
+        return contextlib.nullcontext()
+
+    def deliver(self, may_continue: Callable[[], None] = lambda: None) -> None:
+        """Brings the files that were added to where all machines see them. Here they are there already.
+
+        Args:
+          may_continue: Called again and again. An error that it raises ends the delivery.
+        """
+
     def add(self, name: str, crc32: str | None = None) -> None:
         """Adds a file that has been written to `folder`, and is complete.
 
@@ -83,6 +109,22 @@ class SaveFolder:
                 with contextlib.suppress(FileNotFoundError):
                     size += file.stat().st_size
         return size
+
+    def report(self, part: NodePart, node: int) -> None:
+        """Reports a node's part, whose files were delivered, to the process that writes the manifest."""
+        part.report(self.folder, node)
+
+    def has_report(self, node: int) -> bool:
+        """Whether a node has reported."""
+        return node_part.is_there(self.folder, node)
+
+    def take_report(self, node: int) -> NodePart:
+        """Reads what a node has reported, and removes the report.
+
+        Raises:
+          DamagedFileError: The report is not what was written, or a file is not there as it was.
+        """
+        return node_part.take(self.folder, node)
 
 
 class Save(SaveFolder):
@@ -113,13 +155,66 @@ class Save(SaveFolder):
 class CheckpointDirectory:
     """The checkpoints in a directory.
 
+    The first save makes the directory.
+
     Attributes:
-      path: The directory, an absolute path. The first save makes it.
+      is_remote: Whether this is a `StoreDirectory`, whose checkpoints are copied to this machine to be read.
+      node: The number of this machine in the job. It matters if the directory is remote.
     """
+
+    is_remote = False
+    node = 0
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Makes and reads nothing."""
-        self.path = Path(os.path.abspath(path))
+        self._path = Path(os.path.abspath(path))
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """The path, or the URL, for messages."""
+        return str(self.path)
+
+    def shown(self, path: Path) -> str:
+        """Returns the path or URL of a checkpoint's folder, for messages and callers of the library."""
+        return str(path)
+
+    def has(self, path: Path) -> bool:
+        """Whether a checkpoint's folder is there."""
+        return path.exists()
+
+    def look(self, name: str) -> StoredCheckpoint:
+        """Reads the manifest of a checkpoint and compares the sizes of files, as `stored_checkpoint.look` does."""
+        return self._reader(checksums=False).read(self.path / name)
+
+    def still_has(self, name: str) -> Manifest:
+        """Returns the manifest of a checkpoint of this run, if all files are still there. Raises as `look`."""
+        return self.look(name).manifest
+
+    def _reader(self, progress: Progress | None = None, *, checksums: bool = True) -> CheckpointReader:
+        return CheckpointReader(progress, checksums=checksums)
+
+    def checked(self, name: str) -> StoredCheckpoint:
+        """Reads all files of a checkpoint; a remote one is copied to this machine, until `done_reading`.
+
+        Args:
+          name: The name of its folder.
+
+        Raises:
+          NotFoundError, DamagedFileError, UnsupportedError: As `stored_checkpoint.check`.
+        """
+        return self._reader().read(self.path / name)
+
+    def done_reading(self) -> None:
+        """Notes that no process of this machine reads a checkpoint any more."""
+
+    def joined(self, folder: str, name: str) -> SaveFolder:
+        """Returns the folder of another process's save, by the names of its `folder` and `path`."""
+        return SaveFolder(self.path / folder, self.path / name)
 
     @classmethod
     def read(cls, path: Path) -> StoredCheckpoint:
@@ -168,6 +263,10 @@ class CheckpointDirectory:
         checkpoints = self._whole(1, passed_over, progress)
         return (checkpoints[0] if checkpoints else None), passed_over
 
+    def newest_here(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path]]:
+        """As `newest`; a remote checkpoint is copied to this machine, until `done_reading`."""
+        return self.newest(progress)
+
     def newest_to_read_once(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path], bool]:
         """Finds the newest checkpoint, for a caller that detects damaged rows itself when it reads them.
 
@@ -186,12 +285,18 @@ class CheckpointDirectory:
         return *self.newest(progress), True
 
     def whole(self, n: int) -> list[StoredCheckpoint]:
-        """Finds the n newest checkpoints that are whole, or fewer, the newest first. Otherwise as `newest`."""
-        return self._whole(n, [], None)
+        """Finds the n newest checkpoints that are whole, or fewer, the newest first. Otherwise as `newest_here`."""
+        return self._whole(n, [])
 
-    def _whole(self, n: int, passed_over: list[Path], progress: Progress | None) -> list[StoredCheckpoint]:
+    def _whole(
+        self,
+        n: int,
+        passed_over: list[Path],
+        progress: Progress | None = None,
+        reader: CheckpointReader | None = None,
+    ) -> list[StoredCheckpoint]:
         checkpoints: list[StoredCheckpoint] = []
-        reader = CheckpointReader(progress)
+        reader = reader or self._reader(progress)
         for folder in self.find():
             if len(checkpoints) == n:
                 break
@@ -200,7 +305,7 @@ class CheckpointDirectory:
             except Exception as error:
                 if not is_damage(error):
                     raise
-                warnings.warn(f"checkpoint {folder.path} is passed over: {error}", stacklevel=3)
+                warnings.warn(f"checkpoint {self.shown(folder.path)} is passed over: {error}", stacklevel=3)
                 passed_over.append(folder.path)
         return checkpoints
 
@@ -256,7 +361,7 @@ class CheckpointDirectory:
         last = next((folder for folder in folders if folder.path == saved), None)
         if last is None:  # somebody has removed it
             return
-        reader = CheckpointReader(checksums=False)
+        reader = self._reader(checksums=False)
         needed: set[Path] = set()
         bases: set[Path] = set()
         n_kept = 0

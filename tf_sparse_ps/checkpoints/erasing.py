@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 
 from tf_sparse_ps.checkpoints import compaction
+from tf_sparse_ps.checkpoints.directories import opened
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError, UnsupportedError
 from tf_sparse_ps.keys import fingerprint
@@ -34,14 +36,14 @@ class Erased:
     removed: tuple[str, ...]
 
 
-def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
+def erase(path: str | os.PathLike[str], keys: Keys, table: str | None = None) -> Erased:
     """Writes the newest whole checkpoint again without the rows of some keys, and removes all other checkpoints.
 
     So no checkpoint of the directory has these rows afterwards. If this is killed, run it again: the checkpoints that
     are left are whole, and may have the rows.
 
     Args:
-      path: The directory.
+      path: The directory, or its URL.
       keys: int64[n]. Keys without a row are allowed.
       table: The name of the table, or its place among the tables, from "0" on. None: the only table.
 
@@ -55,9 +57,14 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
     """
     if len(keys) == 0:
         raise InvalidArgumentError("there are no ids to erase")
-    directory = CheckpointDirectory(path)
+    with opened(path) as directory:
+        return _erase(directory, keys, table)
+
+
+def _erase(directory: CheckpointDirectory, keys: Keys, table: str | None) -> Erased:
+    path = directory.name
     folders = directory.find()
-    checkpoint, _ = directory.newest()
+    checkpoint, _ = directory.newest_here()
     if checkpoint is None:
         raise NotFoundError(f"{path} has no checkpoint that is whole")
     if checkpoint.manifest.node is not None:
@@ -66,7 +73,7 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
             "machines may not have the newest. Call layer.erase(ids) in the job, and save until none is older"
         )
     names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
-    number = table_number(str(checkpoint.path), names, table)
+    number = table_number(checkpoint.shown, names, table)
     step = next((folder.step for folder in folders if folder.path == checkpoint.path), None)
     with directory.saving(step or 0, "tf-sparse-ps checkpoint erase") as save:
         if directory.find() != folders:
@@ -76,7 +83,7 @@ def erase(path: Path, keys: Keys, table: str | None = None) -> Erased:
             directory.remove(folder.path)
         left = directory.others(save.path)
     if left:
-        raise StateError(f"{save.path} lacks the rows now, but these folders could not be removed: {left}")
+        raise StateError(f"{save.shown} lacks the rows now, but these folders could not be removed: {left}")
     return Erased(save.path, rows, tuple(sorted(folder.path.name for folder in folders)))
 
 

@@ -22,6 +22,9 @@ POINTS = (
 CAPTURED = "captured"
 # A leader has written its part; it has reported that to rank 0; rank 0 has read the report.
 PART_WRITTEN, PART_REPORTED, PART_TAKEN = PART_POINTS = ("part_written", "part_reported", "part_taken")
+# More points of a save to a URL. It reaches `piece_sent` for each piece of a file, and `file_sent` for each file.
+STORE_POINTS = ("store_claimed", "store_leftovers_removed", "piece_sent", "file_sent", "all_sent", "manifest_sent")
+FILE_FETCHED = "file_fetched"  # a file has been read from a URL
 # The points of a restore. It reaches `rows_restored` for each block of rows, and `table_restored` for each table.
 RESTORE_POINTS = ("compared", "rows_restored", "table_restored", "step_set", "variables_restored")
 
@@ -35,7 +38,7 @@ _act: Callable[[str], None] = _nothing
 
 def reach(point: str) -> None:
     """Does what tests have set for a point that a save, a compaction or a restore has reached."""
-    assert point in (*POINTS, CAPTURED, *PART_POINTS, *RESTORE_POINTS), point
+    assert point in (*POINTS, CAPTURED, *PART_POINTS, *STORE_POINTS, FILE_FETCHED, *RESTORE_POINTS), point
     _act(point)
 
 

@@ -8,9 +8,8 @@ checkpoint with all rows takes over, and is the next base.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from tf_sparse_ps.checkpoints import stored_checkpoint
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest
 from tf_sparse_ps.errors import TableError
 
@@ -36,13 +35,13 @@ class Increments:
         self._base_bytes = self._added_bytes = 0
         self.marks: Mapping[str, str] = {}
 
-    def next_builds_on(self, path: Path) -> tuple[Link, ...]:
+    def next_builds_on(self, directory: CheckpointDirectory) -> tuple[Link, ...]:
         """Returns the chain that the next checkpoint is added to; an empty one if it holds all rows.
 
         Called on who writes manifests. A chain whose last checkpoint is missing, or another one by now, is not used.
 
         Args:
-          path: The directory.
+          directory: The directory.
         """
         if not self._is_wanted or not self._chain or len(self._chain) > MOST_INCREMENTS:
             return ()
@@ -50,7 +49,7 @@ class Increments:
             return ()
         *before, last = self._chain
         try:
-            content = stored_checkpoint.look(path / last.name).manifest
+            content = directory.still_has(last.name)
         except (TableError, OSError):
             return ()
         return self._chain if (content.id, content.chain) == (last.id, tuple(before)) else ()

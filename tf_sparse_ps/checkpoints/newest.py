@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +21,11 @@ from tf_sparse_ps.checkpoints.saver import WRITER
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.collectives.all_or_none import all_or_none, error_text, raise_failures, raising_on_all
+from tf_sparse_ps.collectives.timeout import timeout_s
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, StateError
 from tf_sparse_ps.table.progress import bar
+
+_WAIT_S = 5.0
 
 
 class Chosen(NamedTuple):
@@ -37,7 +41,7 @@ class Chosen(NamedTuple):
 
 def newest(directory: CheckpointDirectory) -> tuple[StoredCheckpoint | None, list[Path]]:
     """`CheckpointDirectory.newest`, with a progress bar."""
-    with bar(0, f"check {directory.path}") as progress:
+    with bar(0, f"check {directory.name}") as progress:
         return directory.newest(lambda _, n: progress.update(n))
 
 
@@ -56,43 +60,91 @@ def agree(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool
     checkpoint: StoredCheckpoint | None = None
     is_read, passed_over = True, list[Path]()
     error: Exception | None = None
-    if ranks.rank == WRITER:
+    if directory.is_remote:
+        directory.node = job.current().node
+
+    def look() -> None:
+        nonlocal checkpoint, passed_over, is_read
+        if read_once or directory.is_remote:
+            with bar(0, f"check {directory.name}") as progress:
+                checkpoint, passed_over, is_read = directory.newest_to_read_once(lambda _, n: progress.update(n))
+        else:
+            checkpoint, passed_over = newest(directory)
+        if checkpoint is None and (names := _trained(directory)):
+            raise StateError(
+                f"{directory.name} has checkpoints, {', '.join(names[:5])}, and none of them is whole. To start from "
+                "initial values, use another directory, and another TFSPS_JOB if the job has a name"
+            )
+
+    is_writer = ranks.rank == WRITER
+    if directory.is_remote:
+        error = _patiently(ranks, look if is_writer else None)
+    elif is_writer:
         try:
-            if read_once:
-                with bar(0, f"check {directory.path}") as progress:
-                    checkpoint, passed_over, is_read = directory.newest_to_read_once(lambda _, n: progress.update(n))
-            else:
-                checkpoint, passed_over = newest(directory)
-            if checkpoint is None and (names := _trained(directory)):
-                raise StateError(
-                    f"{directory.path} has checkpoints, {', '.join(names[:5])}, and none of them is whole. To start "
-                    "from initial values, use another directory, and another TFSPS_JOB if the job has a name"
-                )
+            look()
         except Exception as caught:
             error = caught
     choice = None if checkpoint is None else (checkpoint.path.name, checkpoint.manifest_bytes)
     message = (error_text(error), choice, is_read)
     text, choice, is_read = ranks.broadcast_object(message, WRITER, "tsps.checkpoint.newest")
     if text is not None:
-        raise_failures([text], error, f"looking for checkpoints in {directory.path}")
+        raise_failures([text], error, f"looking for checkpoints in {directory.name}")
     if choice is None:
         return Chosen(None, True, passed_over)
     name, manifest_bytes = choice
     path = directory.path / name
-    with raising_on_all(ranks, f"restoring {path}", "tsps.checkpoint.seen"):
-        seen = _see(path, manifest_bytes)
+    if directory.is_remote:
+        is_other_leader = job.current().is_leader and not is_writer
+        error = _patiently(ranks, (lambda: directory.checked(name)) if is_other_leader else None)
+        texts = ranks.allgather_object(error_text(error), "tsps.checkpoint.fetched")
+        raise_failures(texts, error, f"restoring {directory.shown(path)}")
+    with raising_on_all(ranks, f"restoring {directory.shown(path)}", "tsps.checkpoint.seen"):
+        seen = _see(directory, path, manifest_bytes)
     return Chosen(seen, bool(is_read), passed_over)
 
 
-def _see(path: Path, manifest_bytes: bytes) -> StoredCheckpoint:
+def _see(directory: CheckpointDirectory, path: Path, manifest_bytes: bytes) -> StoredCheckpoint:
     with contextlib.suppress(DamagedFileError, NotFoundError):
         checkpoint = stored_checkpoint.look(path)
         if checkpoint.manifest_bytes == manifest_bytes:
-            return checkpoint
+            return checkpoint._replace(url=directory.shown(path) if directory.is_remote else None)
+    if directory.is_remote:
+        raise StateError(f"rank {WRITER} restores {directory.shown(path)}, and its copy in {path} is another one")
     raise StateError(
         f"rank {WRITER} restores {path.name}, and {path} is another one here, or is not there: all machines must see "
         "one directory, or have one each (per_node=True)"
     )
+
+
+def _patiently(ranks: Collectives, work: Callable[[], object] | None) -> Exception | None:
+    """Lets some ranks work in a thread. All ranks wait, without being long in one collective. Every rank calls it.
+
+    Args:
+      ranks: The job's collectives.
+      work: What this rank does, or None.
+
+    Returns:
+      The error of this rank's work, or None.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            assert work is not None
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tsps-fetch", daemon=True) if work is not None else None
+    if thread is not None:
+        thread.start()
+    longest_s = min(_WAIT_S, timeout_s() / 4)
+    while True:
+        if thread is not None:
+            thread.join(longest_s)
+        has_ended = thread is None or not thread.is_alive()
+        if all(ranks.allgather_object(has_ended, "tsps.checkpoint.fetching")):
+            return errors[0] if errors else None
 
 
 def agree_per_node(directory: CheckpointDirectory, ranks: Collectives, *, read_once: bool) -> Chosen:

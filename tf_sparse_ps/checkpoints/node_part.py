@@ -43,18 +43,47 @@ class NodePart:
           folder: The folder of the save.
           node: The number of this node.
         """
-        text = json.dumps(dataclasses.asdict(self))
-        path = folder / _report_name(node)
+        path = folder / report_name(node)
         aside = path.with_suffix(".writing")
-        aside.write_text(json.dumps({"checksum": zlib.crc32(text.encode()), "content": text}))
+        aside.write_bytes(self.encode())
         os.rename(aside, path)
         fault_points.reach(fault_points.PART_REPORTED)
+
+    def encode(self) -> bytes:
+        """Returns the bytes of a report."""
+        text = json.dumps(dataclasses.asdict(self))
+        return json.dumps({"checksum": zlib.crc32(text.encode()), "content": text}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> NodePart:
+        """Returns the part of a report's bytes: the inverse of `encode`.
+
+        Args:
+          data: The bytes.
+          where: The report, for messages.
+
+        Raises:
+          DamagedFileError: The bytes are not what was written.
+        """
+        try:
+            report = json.loads(data)
+            text = report["content"]
+            if zlib.crc32(text.encode()) != report["checksum"]:
+                raise ValueError("its checksum is another one")
+            content = json.loads(text)
+            return cls(
+                tuple(TablePart(**table) for table in content["tables"]),
+                tuple(FileEntry(**entry) for entry in content["files"]),
+                content["error"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedFileError(f"{where} is damaged: {error}") from error
 
 
 def is_there(folder: Path, node: int) -> bool:
     """Whether a node has reported."""
     # A list of names is read again each time; whether one name is there, a network file system may cache.
-    return _report_name(node) in os.listdir(folder)
+    return report_name(node) in os.listdir(folder)
 
 
 def take(folder: Path, node: int) -> NodePart:
@@ -63,21 +92,9 @@ def take(folder: Path, node: int) -> NodePart:
     Raises:
       DamagedFileError: The report is not what was written, or a file is not there as it was.
     """
-    path = folder / _report_name(node)
-    try:
-        with read_regular(path, error=DamagedFileError) as file:
-            report = json.loads(file.read(_MOST_BYTES))
-        text = report["content"]
-        if zlib.crc32(text.encode()) != report["checksum"]:
-            raise ValueError("its checksum is another one")
-        content = json.loads(text)
-        part = NodePart(
-            tuple(TablePart(**table) for table in content["tables"]),
-            tuple(FileEntry(**entry) for entry in content["files"]),
-            content["error"],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedFileError(f"{path} is damaged: {error}") from error
+    path = folder / report_name(node)
+    with read_regular(path, error=DamagedFileError) as file:
+        part = NodePart.decode(file.read(_MOST_BYTES), str(path))
     for entry in part.files:
         until = time.monotonic() + _STALE_S
         while (size := _size(folder / entry.name)) != entry.size:
@@ -97,5 +114,6 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _report_name(node: int) -> str:
+def report_name(node: int) -> str:
+    """Returns the name of a node's report."""
     return f"node-{node:05d}.json"

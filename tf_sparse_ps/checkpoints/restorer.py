@@ -83,7 +83,7 @@ class Restorer:
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.allow"))
         self._allowance, self._classes = allowance, self._state.layer_classes()
         bindings, entries = self._state.tables(), self._state.variables()
-        with raising_on_all(self._ranks, f"restoring from {self._directory.path}", _TOGETHER):
+        with raising_on_all(self._ranks, f"restoring from {self._directory.name}", _TOGETHER):
             self._refuse_steps_before()
         chosen = self._choose(read_once=True)
         if chosen.checkpoint is None:
@@ -94,13 +94,17 @@ class Restorer:
             chosen = self._choose(read_once=False)
             if chosen.checkpoint is None:
                 raise StateError(
-                    f"no checkpoint in {self._directory.path} is whole, and the tables already hold rows of a damaged "
+                    f"no checkpoint in {self._directory.name} is whole, and the tables already hold rows of a damaged "
                     "one: training cannot resume. To start from initial values, use another directory, and another "
                     "TFSPS_JOB if the job has a name"
                 )
             checkpoint = chosen.checkpoint
             self._restore_tables(checkpoint, bindings, entries, is_read=True)
-        return self._restore_rest(checkpoint, bindings, entries)
+        restored = self._restore_rest(checkpoint, bindings, entries)
+        if self._directory.is_remote:
+            self._ranks.allgather_object(None, "tsps.checkpoint.read")
+            self._directory.done_reading()
+        return restored
 
     def _choose(self, *, read_once: bool) -> newest.Chosen:
         """Agrees on the checkpoint that all ranks restore."""
@@ -114,7 +118,7 @@ class Restorer:
     def _refuse_steps_before(self) -> None:
         if step_builder_of(self._state.optimizer).begun:
             raise StateError(
-                f"a checkpoint of {self._directory.path} cannot be restored: training has begun, and has made "
+                f"a checkpoint of {self._directory.name} cannot be restored: training has begun, and has made "
                 f"{self._state.updates()} updates. Call restore() before the first step. In fit, give the first fit "
                 "the Checkpoint callback, and further ones the same callback"
             )
@@ -129,7 +133,7 @@ class Restorer:
             if table_step not in (0, updates):
                 raise StateError(
                     f"the tables of job {this_job.identity.name!r} are at step {table_step}, the optimizer is at "
-                    f"{updates}, and {self._directory.path} has no checkpoint to go back to. To start from initial "
+                    f"{updates}, and {self._directory.name} has no checkpoint to go back to. To start from initial "
                     f"values, remove {this_job.group_path}, or use another TFSPS_JOB"
                 )
 
@@ -239,7 +243,7 @@ class Restorer:
 
     def _print(self, checkpoint: StoredCheckpoint, rate_before: Any, rate: Any) -> None:
         """Prints what was restored, and warns if batches may be repeated or skipped."""
-        content, path, ranks = checkpoint.manifest, checkpoint.path, self._ranks.size
+        content, path, ranks = checkpoint.manifest, checkpoint.shown, self._ranks.size
         print(
             f"tf_sparse_ps: restored {path}: step {content.step}, batch {content.batch} of epoch {content.epoch}",
             file=sys.stderr,

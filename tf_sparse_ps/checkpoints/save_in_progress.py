@@ -99,9 +99,8 @@ class SaveInProgress:
         if not self.is_running or now < self._tell_at:
             return
         self._tell_at = now + _TELL_EVERY_S
-        size = self._save.size() / 1e6
         print(
-            f"tf_sparse_ps: waiting for checkpoint {self._save.path} to be on the disk: {size:.0f} MB written",
+            f"tf_sparse_ps: waiting for checkpoint {self._save.shown} {self._save.progress}",
             file=sys.stderr,
             flush=True,
         )
@@ -137,7 +136,7 @@ class SaveInProgress:
     def _report_at_exit(self) -> None:
         if self._error is not None:
             print(
-                f"tf_sparse_ps: checkpoint {self._save.path} was not saved: {type(self._error).__name__}: "
+                f"tf_sparse_ps: checkpoint {self._save.shown} was not saved: {type(self._error).__name__}: "
                 f"{self._error}",
                 file=sys.stderr,
                 flush=True,

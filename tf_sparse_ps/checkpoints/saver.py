@@ -111,6 +111,7 @@ class Saver:
         this_job = job.current() if bindings or self.per_node else None
         node = 0 if this_job is None else this_job.node
         leaders = [WRITER] if this_job is None else this_job.leaders
+        self._directory.node = node
         is_leader = self._ranks.rank in leaders
         opener = leaders[node] if self.per_node else WRITER
         values = copy_values(self._ranks.rank == opener)
@@ -121,12 +122,13 @@ class Saver:
             error: Exception | None = None
             if is_leader:
                 try:
-                    if not sees(save.folder):
+                    if not save.is_seen():
                         # If this node has seen the directory before, it is a matter of this moment.
                         raise (UnavailableError if self._has_saved else StateError)(
-                            f"rank {WRITER} writes to {save.folder}, which is not there: all machines must see one "
-                            "directory, or have one each (per_node=True)"
+                            f"rank {WRITER} writes {save.folder.name} in {self._directory.name}, and it is not there: "
+                            "all machines must see one directory, or have one each (per_node=True)"
                         )
+                    within.enter_context(save.staged())
                     marks = tables.mark_changes(bindings)
                     since = self._increments.marks if builds_on else {}
                     captured = tables.capture(bindings, since, content.table_step, split=not self.per_node)
@@ -157,7 +159,7 @@ class Saver:
             writing.start(in_background=in_background)
         if not in_background:
             self.wait()
-        return str(save.path)
+        return save.shown
 
     def _open(
         self, within: contextlib.ExitStack, step: int, content: Manifest, opener: int
@@ -181,7 +183,7 @@ class Saver:
             try:
                 self._refuse_other_runs(step)
                 save = within.enter_context(self._directory.saving(step, f"rank {opener}"))
-                builds_on = self._increments.next_builds_on(self._directory.path)
+                builds_on = self._increments.next_builds_on(self._directory)
             except WriterLockedError as caught:
                 error = WriterLockedError(f"{caught}{_ONE_DIRECTORY}") if self.per_node else caught
             except Exception as caught:
@@ -194,13 +196,13 @@ class Saver:
         if save is not None and len(all_names) > 1:
             try:
                 if sum(sees(self._directory.path / folder, 0) for folder, _ in all_names) > 1:
-                    error = StateError(f"another node's save is in {self._directory.path}{_ONE_DIRECTORY}")
+                    error = StateError(f"another node's save is in {self._directory.name}{_ONE_DIRECTORY}")
             except OSError as caught:
                 error = caught
         self._raise_together(error, content.step, "tsps.checkpoint.seen")
         (folder, name), chain = opened[opener]
         if save is None:
-            save = SaveFolder(self._directory.path / folder, self._directory.path / name)
+            save = self._directory.joined(folder, name)
         if not all(chain for names, chain in opened if names is not None):
             return save, ()
         return save, tuple(Link(*link) for link in chain)
@@ -246,7 +248,7 @@ class Saver:
         rank = next(iter(causes or texts), WRITER)
         text = _with_rank(rank, texts[rank]) if texts else None
         if text is not None and is_there and not self.per_node:  # the checkpoint is whole, whatever failed after that
-            warnings.warn(f"checkpoint {pending.path} was saved, and then: {text}", stacklevel=4)
+            warnings.warn(f"checkpoint {self._directory.shown(pending.path)} was saved, and then: {text}", stacklevel=4)
         elif text is not None:
             if self.per_node and pending.path.exists():  # the other nodes do not have it
                 self._passed_over.append(pending.path)
@@ -263,9 +265,9 @@ class Saver:
     def _prune(self, saved: Path) -> None:
         try:
             self._directory.prune(saved, self._keep, self._passed_over)
-            self._passed_over = [path for path in self._passed_over if path.exists()]
+            self._passed_over = [path for path in self._passed_over if self._directory.has(path)]
         except OSError as error:  # the checkpoint is there; the next save tries again
-            warnings.warn(f"old checkpoints in {self._directory.path} could not be removed: {error}", stacklevel=4)
+            warnings.warn(f"old checkpoints in {self._directory.name} could not be removed: {error}", stacklevel=4)
 
     # --- errors ---
 
@@ -276,10 +278,10 @@ class Saver:
         if failures and all(temporary for *_, temporary in failures):
             rank, text, _ = failures[0]
             raise self._not_saved(step, _with_rank(rank, text)) from error
-        raise_failures([text for text, _ in errors], error, f"saving a checkpoint to {self._directory.path}")
+        raise_failures([text for text, _ in errors], error, f"saving a checkpoint to {self._directory.name}")
 
     def _not_saved(self, step: int, text: str) -> NotSavedError:
-        return NotSavedError(f"a checkpoint of step {step} was not saved to {self._directory.path}: {text}")
+        return NotSavedError(f"a checkpoint of step {step} was not saved to {self._directory.name}: {text}")
 
     def _refuse_other_runs(self, step: int) -> None:
         """Refuses to mix checkpoints of another run with those of this one, or to remove them.
@@ -288,7 +290,7 @@ class Saver:
           StateError: The directory has checkpoints, and this run did not look for them.
           ValueError: The directory has a checkpoint of a later step.
         """
-        directory = self._directory.path
+        directory = self._directory.name
         others = [folder for folder in self._directory.find() if folder.path not in self._passed_over]
         if others and not self._has_looked:
             raise StateError(

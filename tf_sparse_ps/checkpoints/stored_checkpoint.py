@@ -46,6 +46,13 @@ class StoredCheckpoint(NamedTuple):
     """The content of the manifest's file."""
     builds_on: tuple[StoredCheckpoint, ...] = ()
     """The base of an increment, and the increments before it."""
+    url: str | None = None
+    """The URL of the folder, if this is a copy, or the checkpoint was only looked at there."""
+
+    @property
+    def shown(self) -> str:
+        """The URL of the folder, or else its path, for messages."""
+        return self.url or str(self.path)
 
     @property
     def parts(self) -> tuple[StoredCheckpoint, ...]:
@@ -116,7 +123,7 @@ class CheckpointReader:
         chain: list[StoredCheckpoint] = []
         for number, link in enumerate(content.chain):
             if FOLDER_NAME.fullmatch(link.name) is None:
-                raise DamagedFileError(f"{path / manifest.NAME} is damaged: it builds on {link.name!r}")
+                raise DamagedFileError(f"{checkpoint.shown}/{manifest.NAME} is damaged: it builds on {link.name!r}")
             try:
                 base = self._read_alone(path.parent / link.name)
             except (DamagedFileError, NotFoundError) as error:
@@ -133,7 +140,7 @@ class CheckpointReader:
     def _read_alone(self, path: Path) -> StoredCheckpoint:
         if path not in self._results:
             try:
-                self._results[path] = self._check_files(path) if self._checksums else _look_alone(path)
+                self._results[path] = self._check_files(path) if self._checksums else self.look(path)
             except (DamagedFileError, NotFoundError) as error:
                 self._results[path] = error
         result = self._results[path]
@@ -141,8 +148,12 @@ class CheckpointReader:
             return result
         raise result
 
+    def look(self, path: Path) -> StoredCheckpoint:
+        """Reads the manifest of one checkpoint, without its chain, and compares the sizes of its files."""
+        return _look_alone(path)
+
     def _check_files(self, path: Path) -> StoredCheckpoint:
-        checkpoint = _look_alone(path)
+        checkpoint = self.look(path)
         left_out = set() if self._rows else checkpoint.manifest.row_files
         for entry in checkpoint.manifest.files:
             if entry.name in left_out:
@@ -169,10 +180,27 @@ def _read_manifest(path: Path) -> tuple[bytes, Manifest]:
         raise NotFoundError(f"{file} is missing: the checkpoint is incomplete") from None
     if len(manifest_bytes) > _MOST_MANIFEST_BYTES:
         raise DamagedFileError(f"{file} is damaged: it has more than {_MOST_MANIFEST_BYTES} bytes")
-    content = Manifest.decode(manifest_bytes, str(file))
-    if content.name != path.name:
-        raise DamagedFileError(f"{file} is that of {content.name!r}: the checkpoint was renamed, or mixed with another")
-    return manifest_bytes, content
+    return manifest_bytes, decode(manifest_bytes, str(file), path.name)
+
+
+def decode(manifest_bytes: bytes, where: str, name: str) -> Manifest:
+    """Returns the manifest of a file's bytes.
+
+    Args:
+      manifest_bytes: The bytes.
+      where: The file, for messages.
+      name: The name of the checkpoint's folder.
+
+    Raises:
+      DamagedFileError: The bytes are not what was written, or were written to another folder.
+      UnsupportedError: The checkpoint is of a later version.
+    """
+    content = Manifest.decode(manifest_bytes, where)
+    if content.name != name:
+        raise DamagedFileError(
+            f"{where} is that of {content.name!r}: the checkpoint was renamed, or mixed with another"
+        )
+    return content
 
 
 def _check_size(file: Path, entry: FileEntry) -> None:

@@ -15,7 +15,7 @@ def verify(path: Path) -> StoredCheckpoint:
     """Reads all files of a checkpoint, compares checksums, and the steps of tables with that of the dense weights.
 
     Args:
-      path: The checkpoint's folder.
+      path: The checkpoint's folder on this machine.
 
     Raises:
       NotFoundError, DamagedFileError, UnsupportedError: As `stored_checkpoint.check`.

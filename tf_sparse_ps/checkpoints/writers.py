@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tf_sparse_ps.checkpoints import fault_points, node_part
+from tf_sparse_ps.checkpoints import fault_points
 from tf_sparse_ps.checkpoints.directory import Save, SaveFolder
 from tf_sparse_ps.checkpoints.manifest import Link, Manifest, TablePart
 from tf_sparse_ps.checkpoints.node_part import NodePart
@@ -121,18 +121,18 @@ class CheckpointWriter:
     def _wait_for(self, node: int) -> NodePart:
         pause_s, longest_pause_s = _LOOK_EVERY_S
         until, size = float("inf"), -1
-        while not node_part.is_there(self._save.folder, node):
+        while not self._save.has_report(node):
             # If this process is ending, no rank will tell what became of the others: then it waits while files grow.
             if not threading.main_thread().is_alive():
                 before, size = size, self._save.size()
                 if size != before:
                     until = time.monotonic() + timeout_s()
             if self._stopped.wait(pause_s) or time.monotonic() > until:
-                raise PartNotSavedError(f"node {node} has not written its part of {self._save.path}")
+                raise PartNotSavedError(f"node {node} has not written its part of {self._save.shown}")
             pause_s = min(2 * pause_s, longest_pause_s)
-        part = node_part.take(self._save.folder, node)
+        part = self._save.take_report(node)
         if part.error is not None:
-            raise PartNotSavedError(f"node {node} has not written its part of {self._save.path}: {part.error}")
+            raise PartNotSavedError(f"node {node} has not written its part of {self._save.shown}: {part.error}")
         fault_points.reach(fault_points.PART_TAKEN)
         return part
 
@@ -166,9 +166,9 @@ class PartWriter:
             fault_points.reach(fault_points.PART_WRITTEN)
         except Exception as error:
             with contextlib.suppress(OSError):  # then rank 0 learns it when all ranks call the next save
-                NodePart((), (), f"{type(error).__name__}: {error}").report(self._save.folder, self._node)
+                self._save.report(NodePart((), (), f"{type(error).__name__}: {error}"), self._node)
             raise
-        NodePart(tuple(parts), tuple(self._save.files)).report(self._save.folder, self._node)
+        self._save.report(NodePart(tuple(parts), tuple(self._save.files)), self._node)
 
     def stop(self) -> None:
         """Ends the writing: another node has failed."""
@@ -178,11 +178,11 @@ class PartWriter:
 def _write_tables(
     save: SaveFolder, captured: Sequence[Captured], stamp: Mapping[str, Any], stopped: threading.Event
 ) -> list[TablePart]:
-    """Writes this node's part of each table, and frees what was captured."""
+    """Writes and delivers this node's part of each table, and frees what was captured."""
 
     def may_continue() -> None:
         if stopped.is_set():
-            raise PartNotSavedError(f"another node has not written its part of {save.path}")
+            raise PartNotSavedError(f"another node has not written its part of {save.shown}")
 
     parts = []
     for table in captured:
@@ -190,4 +190,5 @@ def _write_tables(
             save.add(*file)
         assert table.part is not None
         parts.append(table.part)
+    save.deliver(may_continue)  # when all scans have ended: they hold memory
     return parts

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from tf_sparse_ps.checkpoints import compaction, comparison, erasing, exports, stored_checkpoint, verification
+from tf_sparse_ps.checkpoints import compaction, comparison, erasing, exports, verification
+from tf_sparse_ps.checkpoints.directories import opened, opened_with, reading
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
-from tf_sparse_ps.cli.command import PATH, Command, json_option, mistake, positive_integer
+from tf_sparse_ps.cli.command import PATH, PATH_OR_URL, Command, json_option, mistake, positive_integer
 from tf_sparse_ps.cli.display import print_json
 from tf_sparse_ps.errors import NotFoundError, TableError
 
@@ -20,18 +21,19 @@ from tf_sparse_ps.errors import NotFoundError, TableError
 def command() -> None:
     """Checkpoints of training jobs.
 
-    DIR is the directory of checkpoints, or for list, verify, diff and export a single one.
+    DIR is the directory of checkpoints, or for list, verify, diff and export a single one: a path, or a URL such as
+    s3://bucket/run1. What is read of a URL is copied to a temporary folder (TMPDIR) meanwhile.
     """
 
 
-_directory = click.argument("directory", type=PATH, metavar="DIR")
+_directory = click.argument("directory", type=PATH_OR_URL, metavar="DIR")
 
 
-def _check(directory: Path, *, single: bool = True) -> None:
+def _check(directory: Path | str, *, single: bool = True) -> None:
     """Ends the command if `directory` is no directory; or, unless `single`, if it is a checkpoint."""
-    if not directory.is_dir():
+    if isinstance(directory, Path) and not directory.is_dir():
         mistake(f"{directory} is no directory")
-    if not single and CheckpointDirectory.names(directory):
+    if not single and CheckpointDirectory.names(Path(directory)):
         name = click.get_current_context().info_name
         mistake(f"{directory} is a checkpoint. {name} takes the directory that it is in")
 
@@ -42,25 +44,33 @@ def _check(directory: Path, *, single: bool = True) -> None:
 @command.command("list", cls=Command, short_help="Names the checkpoints, the newest first.")
 @_directory
 @json_option
-def list_(directory: Path, as_json: bool) -> int:
+def list_(directory: Path | str, as_json: bool) -> int:
     """Names the checkpoints, the newest first, with what their manifests say. Reads no other file."""
-    return _list(directory, stored_checkpoint.look, as_json=as_json)
+    return _list(directory, lambda place, name: place.look(name), as_json=as_json)
 
 
 @command.command(cls=Command, short_help="Reads all files and compares checksums.")
 @_directory
 @json_option
-def verify(directory: Path, as_json: bool) -> int:
+def verify(directory: Path | str, as_json: bool) -> int:
     """Reads all files, compares checksums, and the steps of tables with that of the dense weights."""
-    return _list(directory, verification.verify, as_json=as_json)
+    return _list(directory, _verify, as_json=as_json)
 
 
-def _list(directory: Path, read: Callable[[Path], StoredCheckpoint], *, as_json: bool) -> int:
+_Read = Callable[[CheckpointDirectory, str], StoredCheckpoint]
+
+
+def _verify(place: CheckpointDirectory, name: str) -> StoredCheckpoint:
+    if place.is_remote:
+        place.checked(name)  # copies it
+    return verification.verify(place.path / name)
+
+
+def _list(directory: Path | str, read: _Read, *, as_json: bool) -> int:
     _check(directory)
-    paths = [folder.path for folder in CheckpointDirectory(directory).find()]
-    if not paths and CheckpointDirectory.names(directory):
-        paths = [directory.resolve()]
-    checkpoints = [_facts(path, read) for path in paths]
+    with opened_with(directory) as (place, name):
+        names = [name] if name is not None else [folder.path.name for folder in place.find()]
+        checkpoints = [_facts(place, each, read) for each in names]
     if as_json:
         print_json(checkpoints)
     else:
@@ -71,13 +81,13 @@ def _list(directory: Path, read: Callable[[Path], StoredCheckpoint], *, as_json:
     return 0 if checkpoints and all(facts["problem"] is None for facts in checkpoints) else 1
 
 
-def _facts(path: Path, read: Callable[[Path], StoredCheckpoint]) -> dict[str, Any]:
+def _facts(place: CheckpointDirectory, name: str, read: _Read) -> dict[str, Any]:
     try:
-        content = read(path).manifest
+        content = read(place, name).manifest
     except (TableError, OSError) as error:
-        return {"name": path.name, "problem": str(error)}
+        return {"name": name, "problem": str(error)}
     return {
-        "name": path.name,
+        "name": name,
         "problem": None,
         "step": content.step,
         "epoch": content.epoch,
@@ -115,22 +125,23 @@ def _count(n: int, noun: str) -> str:
 
 @command.command(cls=Command, short_help="Counts rows and variables that differ.")
 @_directory
-@click.argument("other", type=PATH, required=False)
+@click.argument("other", type=PATH_OR_URL, required=False)
 @json_option
-def diff(directory: Path, other: Path | None, as_json: bool) -> int:
+def diff(directory: Path | str, other: Path | str | None, as_json: bool) -> int:
     """Counts rows, and names dense variables, that differ between two checkpoints.
 
     If OTHER is left out, the two newest of DIR are compared. For a directory, its newest whole one is taken.
     """
     _check(directory)
     if other is not None:
-        old, new = CheckpointDirectory.read(directory), CheckpointDirectory.read(other)
+        with reading(directory) as old, reading(other) as new:
+            difference = comparison.compare(old, new)
     else:
-        whole = CheckpointDirectory(directory).whole(2)
-        if len(whole) < 2:
-            raise NotFoundError(f"{directory} has no two checkpoints that are whole")
-        new, old = whole
-    difference = comparison.compare(old, new)
+        with opened(directory) as place:
+            whole = place.whole(2)
+            if len(whole) < 2:
+                raise NotFoundError(f"{directory} has no two checkpoints that are whole")
+            difference = comparison.compare(whole[1], whole[0])
     status = 0 if difference["equal"] else 1
     if as_json:
         print_json(difference)
@@ -152,7 +163,7 @@ def diff(directory: Path, other: Path | None, as_json: bool) -> int:
     "--keep", type=positive_integer, metavar="N", help="Remove all checkpoints but N, and what they build on."
 )
 @json_option
-def compact(directory: Path, keep: int | None, as_json: bool) -> int:
+def compact(directory: Path | str, keep: int | None, as_json: bool) -> int:
     """Writes the newest checkpoint again, so that it builds on no other one, and removes the increment."""
     _check(directory, single=False)
     result = compaction.compact(directory, keep)
@@ -185,7 +196,7 @@ def compact(directory: Path, keep: int | None, as_json: bool) -> int:
 @click.option("--strings", is_flag=True, help="The ids are strings, not integers.")
 @click.option("--table", metavar="NAME", help="The table's name or place, from 0 on. If left out: the only one.")
 @json_option
-def erase(directory: Path, keys_file: Path, strings: bool, table: str | None, as_json: bool) -> int:
+def erase(directory: Path | str, keys_file: Path, strings: bool, table: str | None, as_json: bool) -> int:
     """Writes the newest checkpoint again without the rows of some ids.
 
     All other checkpoints are removed, so that no file has these rows.
@@ -213,13 +224,13 @@ def erase(directory: Path, keys_file: Path, strings: bool, table: str | None, as
     help="Made if it is not there, else empty.",
 )
 @json_option
-def export(directory: Path, folder: Path, as_json: bool) -> int:
+def export(directory: Path | str, folder: Path, as_json: bool) -> int:
     """Writes all rows of each table to a sparse-parameter file, and dense variables to a NumPy archive."""
     _check(directory)
     if folder.exists() and not folder.is_dir():
         mistake(f"--to {folder} is there, and no folder")
-    checkpoint = CheckpointDirectory.read(directory)
-    files = exports.export(checkpoint, folder)
+    with reading(directory) as checkpoint:
+        files = exports.export(checkpoint, folder)
     if as_json:
         print_json({"checkpoint": checkpoint.path.name, "folder": str(folder), "files": files})
         return 0

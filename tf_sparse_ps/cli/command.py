@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from tf_sparse_ps.errors import InvalidArgumentError, LaunchError, TableError
+from tf_sparse_ps.urls import is_url
 
 
 class Command(click.Command):
@@ -42,6 +43,18 @@ class Command(click.Command):
 
 # Paths that cannot be read get the library's own error.
 PATH = click.Path(path_type=Path, readable=False)
+
+
+class _PathOrUrl(click.ParamType[Path | str]):
+    """A path, or a URL as it is."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        return value if is_url(value) else Path(value)
+
+
+PATH_OR_URL = _PathOrUrl()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -7,10 +7,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tf_sparse_ps.errors import DamagedFileError, NotFoundError, TableError, UnsupportedError
 from tf_sparse_ps.serving.version import MANIFEST, OtherFile, VersionManifest, complete, number_of, other_file
+from tf_sparse_ps.urls import file_system, is_url
 
 
 class Source(abc.ABC):
@@ -54,7 +55,7 @@ def source(name: str | os.PathLike[str]) -> Source:
       UnsupportedError: It is a URL, and fsspec or the package of its protocol is not installed.
     """
     text = os.fspath(name)
-    return _Remote(text) if "://" in text else _Local(Path(text))
+    return _Remote(text) if is_url(text) else _Local(Path(text))
 
 
 class _Local(Source):
@@ -105,21 +106,3 @@ class _Remote(Source):
             raise
         except ValueError as error:  # fsspec's, for example of an HTTP server that sends whole files only
             raise UnsupportedError(f"{self.name}/{number}/{path} cannot be read in parts: {error}") from error
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """Returns the file system of a URL, an object of fsspec, and the path in it.
-
-    Raises:
-      UnsupportedError: fsspec, or the package of the protocol, is not installed.
-    """
-    try:
-        import fsspec  # type: ignore[import-untyped]  # only URLs need it
-
-        files, root = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        protocol = url.partition("://")[0]
-        raise UnsupportedError(
-            f"{url} cannot be opened: {error}. Install fsspec and its package for {protocol}, such as s3fs for s3"
-        ) from error
-    return files, str(root).rstrip("/")

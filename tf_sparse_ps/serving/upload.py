@@ -6,9 +6,10 @@ import shutil
 from typing import Any
 
 from tf_sparse_ps.errors import DamagedFileError
-from tf_sparse_ps.serving.sources import Source, file_system, source
+from tf_sparse_ps.serving.sources import Source, source
 from tf_sparse_ps.serving.version import MANIFEST, VersionManifest
 from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.urls import file_system
 
 _PIECE = 8 << 20  # bytes
 
