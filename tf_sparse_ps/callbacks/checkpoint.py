@@ -413,21 +413,10 @@ class Checkpoint(_keras.keras.callbacks.Callback):
         except NotSavedError as error:  # on all ranks
             failure = error
         if self._checkpointer.ranks.rank == 0:
-            print(f"tf_sparse_ps: {self._farewell(preempted, failure)}", file=sys.stderr, flush=True)
+            resumes = self._resumable is not None
+            text = preempted.farewell(self._position.epoch, self._position.batch, failure, resumes=resumes)
+            print(f"tf_sparse_ps: {text}", file=sys.stderr, flush=True)
         self._preemption.leave(preempted)
-
-    def _farewell(self, preempted: Agreed, failure: NotSavedError | None) -> str:
-        """Returns the message at the end of a preempted `fit`: what was saved, and what is lost."""
-        epoch, batch = self._position.epoch, self._position.batch
-        text = f"rank {preempted.rank} got {preempted.name}, so this job ends with status {preempted.status}"
-        if failure is not None:
-            return f"{text}. {failure}. The same command resumes from the checkpoint before"
-        if self._resumable is None and batch:
-            return (
-                f"{text}. The same command resumes at the beginning of epoch {epoch}: the {batch} steps of this epoch "
-                "are lost. Give fit checkpoint.dataset(...) to lose none"
-            )
-        return f"{text}. It was saved, and the same command resumes at batch {batch} of epoch {epoch}"
 
     # --- the input of fit ---
 

@@ -45,6 +45,24 @@ class Agreed(NamedTuple):
         """The exit status, as shells report it for a process that the signal has ended."""
         return 128 + self.number
 
+    def farewell(self, epoch: int, batch: int, failure: Exception | None, *, resumes: bool) -> str:
+        """Returns the message at the end of a preempted `fit`: what was saved, and what is lost.
+
+        Args:
+          epoch, batch: The position of the job.
+          failure: Why it could not be saved; None: it was saved.
+          resumes: Whether a restart resumes in the middle of an epoch.
+        """
+        text = f"rank {self.rank} got {self.name}, so this job ends with status {self.status}"
+        if failure is not None:
+            return f"{text}. {failure}. The same command resumes from the checkpoint before"
+        if batch and not resumes:
+            return (
+                f"{text}. The same command resumes at the beginning of epoch {epoch}: the {batch} steps of this epoch "
+                "are lost. Give fit checkpoint.dataset(...) to lose none"
+            )
+        return f"{text}. It was saved, and the same command resumes at batch {batch} of epoch {epoch}"
+
 
 class Preemption:
     """Handles signals during `fit`, and agrees with the other ranks on the step at which they end it.
