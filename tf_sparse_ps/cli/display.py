@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 _LOG_COLUMNS = 1000  # outside of a terminal no line is wrapped or cut
+_GAP = 2  # blanks between columns
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -20,6 +21,8 @@ def print_json(facts: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Prints aligned columns. There are neither colours nor trailing blanks outside of a terminal.
+
+    In a narrow terminal, text is continued in its column. Numbers are neither cut nor continued.
 
     Args:
       columns: The titles.
@@ -34,11 +37,28 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
     from rich.table import Table  # imported here, because JSON needs no rich
 
     table = Table(box=None, show_edge=False, pad_edge=False, header_style="bold")
-    for title in columns:
-        table.add_column(title, justify="right" if title in right else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
+    cells = [tuple(row) for row in rows]
+    widths = _widths([(title, *column) for title, *column in zip(columns, *cells, strict=True)], columns, right)
+    for title, width in zip(columns, widths, strict=True):
+        table.add_column(title, justify="right" if title in right else "left", width=width, overflow="fold")
+    for row in cells:
         table.add_row(*row)
     return table
+
+
+def _widths(texts: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> list[int]:
+    """Returns the width of each column, from its texts. Columns of text are narrowed to fit, but not below a word."""
+    whole = [max(map(len, column)) for column in texts]
+    least = [
+        width if title in right else max((len(word) for text in column for word in text.split()), default=0)
+        for title, column, width in zip(columns, texts, whole, strict=True)
+    ]
+    spare = make_console().width - sum(least) - _GAP * (len(columns) - 1)
+    widths = []
+    for width, narrow in zip(whole, least, strict=True):
+        widths.append(min(width, narrow + max(spare, 0)))
+        spare -= widths[-1] - narrow
+    return widths
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -73,6 +93,9 @@ def show(renderable: Any) -> None:
     """Prints something that rich has made. Outside of a terminal there are no trailing blanks."""
     console = make_console()
     if console.is_terminal:
+        # If even the words and numbers of a table are wider than the terminal, the terminal continues the lines.
+        columns = getattr(renderable, "columns", ())
+        console.width = max(console.width, sum((column.width or 0) + _GAP for column in columns))
         console.print(renderable)
         return
     with console.capture() as capture:
