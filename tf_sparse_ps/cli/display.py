@@ -36,9 +36,9 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
     """Returns the rich table that `print_table` prints."""
     from rich.table import Table  # imported here, because JSON needs no rich
 
-    table = Table(box=None, show_edge=False, pad_edge=False, header_style="bold")
     cells = [tuple(row) for row in rows]
-    widths = _widths([(title, *column) for title, *column in zip(columns, *cells, strict=True)], columns, right)
+    gap, widths = _widths([(title, *column) for title, *column in zip(columns, *cells, strict=True)], right)
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for title, width in zip(columns, widths, strict=True):
         table.add_column(title, justify="right" if title in right else "left", width=width, overflow="fold")
     for row in cells:
@@ -46,19 +46,24 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
     return table
 
 
-def _widths(texts: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> list[int]:
-    """Returns the width of each column, from its texts. Columns of text are narrowed to fit, but not below a word."""
+def _widths(texts: Sequence[Sequence[str]], right: Sequence[str]) -> tuple[int, list[int]]:
+    """Returns the blanks between columns, and the width of each column, from its texts.
+
+    In a narrow terminal, columns of text are narrowed, but not below a word, and then the blanks.
+    """
     whole = [max(map(len, column)) for column in texts]
     least = [
-        width if title in right else max((len(word) for text in column for word in text.split()), default=0)
-        for title, column, width in zip(columns, texts, whole, strict=True)
+        width if column[0] in right else max((len(word) for text in column for word in text.split()), default=0)
+        for column, width in zip(texts, whole, strict=True)
     ]
-    spare = make_console().width - sum(least) - _GAP * (len(columns) - 1)
+    spare, gap = make_console().width - sum(least) - _GAP * (len(texts) - 1), _GAP
+    if spare < 0:
+        spare, gap = spare + len(texts) - 1, _GAP - 1
     widths = []
     for width, narrow in zip(whole, least, strict=True):
         widths.append(min(width, narrow + max(spare, 0)))
         spare -= widths[-1] - narrow
-    return widths
+    return gap, widths
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
