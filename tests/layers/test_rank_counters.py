@@ -22,6 +22,7 @@ from layer_support import keras
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import job
+from tf_sparse_ps.monitoring import readings
 from tf_sparse_ps.monitoring.exporter import JobsCollector
 from tf_sparse_ps.node import activity, rank_counters
 
@@ -74,7 +75,14 @@ def test_caches_and_disks_are_counted(tmp_path: Path) -> None:
     make_model()(np.zeros([1, WIDTH], np.int64))
     before = own_report()
     fit(make_model(cache=tsps.DeviceCache(rows=64)), 10, 100)
-    fit(make_model(storage=tsps.Tiered(tmp_path / "disk", 2 << 20)), 40, 200_000)
+    tiered = make_model(storage=tsps.Tiered(tmp_path / "disk", 2 << 20))
+    fit(tiered, 40, 200_000)
+    binding = tiered.layers[0].bindings[0]
+    stats = binding.reader().stats()
+    assert stats["rows_on_disk"] > 0
+    sizes = {table.name: table for table in readings.read_group(binding.group.path).tables}
+    entries = sizes[binding.path.rpartition("/")[2]].index_load * stats["segments"] * 4092
+    assert entries == pytest.approx(stats["rows"] - stats["rows_on_disk"]), "rows on disk are not in this index"
     after = own_report()
     counted = {name: after.counters[name] - before.counters[name] for name in rank_counters.NAMES}
     assert counted["cache_lookups"] > counted["cache_misses"] > 0

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 _LOG_COLUMNS = 1000  # outside of a terminal no line is wrapped or cut
+_GAP = 2  # blanks between columns
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -20,6 +21,8 @@ def print_json(facts: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Prints aligned columns. There are neither colours nor trailing blanks outside of a terminal.
+
+    In a narrow terminal, text is continued in its column. Numbers are neither cut nor continued.
 
     Args:
       columns: The titles.
@@ -33,12 +36,34 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: 
     """Returns the rich table that `print_table` prints."""
     from rich.table import Table  # imported here, because JSON needs no rich
 
-    table = Table(box=None, show_edge=False, pad_edge=False, header_style="bold")
-    for title in columns:
-        table.add_column(title, justify="right" if title in right else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
+    cells = [tuple(row) for row in rows]
+    gap, widths = _widths([(title, *column) for title, *column in zip(columns, *cells, strict=True)], right)
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for title, width in zip(columns, widths, strict=True):
+        table.add_column(title, justify="right" if title in right else "left", width=width, overflow="fold")
+    for row in cells:
         table.add_row(*row)
     return table
+
+
+def _widths(texts: Sequence[Sequence[str]], right: Sequence[str]) -> tuple[int, list[int]]:
+    """Returns the blanks between columns, and the width of each column, from its texts.
+
+    In a narrow terminal, columns of text are narrowed, but not below a word, and then the blanks.
+    """
+    whole = [max(map(len, column)) for column in texts]
+    least = [
+        width if column[0] in right else max((len(word) for text in column for word in text.split()), default=0)
+        for column, width in zip(texts, whole, strict=True)
+    ]
+    spare, gap = make_console().width - sum(least) - _GAP * (len(texts) - 1), _GAP
+    if spare < 0:
+        spare, gap = spare + len(texts) - 1, _GAP - 1
+    widths = []
+    for width, narrow in zip(whole, least, strict=True):
+        widths.append(min(width, narrow + max(spare, 0)))
+        spare -= widths[-1] - narrow
+    return gap, widths
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -73,6 +98,9 @@ def show(renderable: Any) -> None:
     """Prints something that rich has made. Outside of a terminal there are no trailing blanks."""
     console = make_console()
     if console.is_terminal:
+        # If even the words and numbers of a table are wider than the terminal, the terminal continues the lines.
+        columns = getattr(renderable, "columns", ())
+        console.width = max(console.width, sum((column.width or 0) + _GAP for column in columns))
         console.print(renderable)
         return
     with console.capture() as capture:

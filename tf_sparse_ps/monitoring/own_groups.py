@@ -68,7 +68,8 @@ def is_group(path: str | os.PathLike[str]) -> bool:
 
 def index_load(stats: dict[str, Any]) -> float:
     """Returns the share of entries of a table's index that are in use, from the sizes of the table."""
-    return float(stats["rows"] / (_SEGMENT_ENTRIES * max(stats["segments"], 1)))
+    in_memory = stats["rows"] - stats["rows_on_disk"]  # those on disk have an index of their own
+    return float(in_memory / (_SEGMENT_ENTRIES * max(stats["segments"], 1)))
 
 
 def rows_of(group: _table.Group) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
