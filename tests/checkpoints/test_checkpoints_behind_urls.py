@@ -446,6 +446,11 @@ def test_commands_take_urls(tmp_path: Path, shared_memory: Path, capsys: pytest.
     assert "NOT WHOLE" in capsys.readouterr().out
     assert cli.main(["checkpoint", "list", "nothing://x"]) == 2
     assert "Install fsspec" in capsys.readouterr().err
+    for name in ("inspect", "verify"):
+        assert cli.main([name, url]) == 2
+        assert "`tf-sparse-ps checkpoint` and `tf-sparse-ps follow` take URLs" in " ".join(
+            capsys.readouterr().err.split()
+        )
 
 
 def test_a_compaction_of_a_checkpoint_with_all_rows_changes_nothing(url: str, tmp_path: Path) -> None:

@@ -61,7 +61,6 @@ class Store:
             )
         protocols = self._files.protocol
         self._has_folders = not {protocols, *(protocols if isinstance(protocols, tuple) else ())} & {*_WITHOUT_FOLDERS}
-        self._made: set[str] = set()
         self._try("list", "", self._list, pauses=())
 
     # --- what is there ---
@@ -202,7 +201,6 @@ class Store:
 
         def remove() -> None:
             self._files.invalidate_cache()
-            self._made.discard(name)
             with contextlib.suppress(FileNotFoundError):
                 self._files.rm(self._at(name), recursive=True)
 
@@ -215,9 +213,8 @@ class Store:
 
     def _make_folder(self, path: str) -> None:
         folder = path.rpartition("/")[0]
-        if self._has_folders and folder not in self._made:
+        if self._has_folders:  # another machine may have removed it meanwhile
             self._files.makedirs(self._at(folder), exist_ok=True)
-            self._made.add(folder)
 
     def _try(self, verb: str, path: str, action: Callable[[], _T], pauses: tuple[float, ...] | None = None) -> _T:
         """Does something, again after a pause if it fails. Errors of all kinds of stores become an OSError.
