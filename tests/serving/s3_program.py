@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from moto.server import ThreadedMotoServer
 
-sys.path[:0] = [os.fspath(Path(__file__).parent), os.fspath(Path(__file__).parents[1] / "checkpoints")]
+sys.path.insert(0, os.fspath(Path(__file__).parent))
+sys.path.insert(0, os.fspath(Path(__file__).parents[1] / "checkpoints"))
 import increments_program
 from table_versions import make_table, must_equal, write
 
