@@ -210,7 +210,7 @@ crash-nodes: crash-build  ## kills ranks while nodes with sharded tables vote on
 mutate: crash-build  ## changes files of groups at random, and looks what readers and writers make of them
 	@cd build/native/crash && PYTHONPATH=$(CURDIR) $(CURDIR)/$(PY) -m tests.mutate $(MUTATE_ARGS)
 
-s3: build  ## served versions travel through an S3 server on this machine
+s3: build  ## served versions and checkpoints travel through an S3 server on this machine
 	@PYTHON=$(PYTHON) tools/venv.sh .venv-s3 requirements-s3.txt
 	@PYTHONPATH=$(CURDIR) .venv-s3/bin/python tests/serving/s3_program.py
 

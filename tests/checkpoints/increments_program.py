@@ -4,8 +4,8 @@ The content of its table after k steps follows from k. A test therefore knows wh
 kill must contain.
 
 Arguments: the directory of checkpoints, or its URL; the folder of its table, in shared memory; the number of steps, or
-0 to run until it is killed; the fault point at which it is killed, or "-"; how many times it passes that point before it dies;
-the flaw of a control test, or "-".
+0 to run until it is killed; the fault point at which it is killed, or "-"; how many times it passes that point before
+it dies; the flaw of a control test, or "-".
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     for keep in (0, -1, True, 1.5):
         with pytest.raises(ValueError, match=f"keep={keep}"):
             tsps.Checkpointer(tmp_path, model, model.optimizer, keep=keep)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="gs://"):
-        tsps.Checkpointer("gs://bucket", model, model.optimizer)
+    with pytest.raises(ValueError, match="nothing://"):
+        tsps.Checkpointer("nothing://bucket", model, model.optimizer)
     with pytest.raises(TypeError, match=r"extra\['n'\] must be a variable\. Received: int"):
         tsps.Checkpointer(tmp_path, model, model.optimizer, extra={"n": 3})
     for options, message in (

@@ -312,7 +312,7 @@ def test_an_unreachable_store_does_not_make_checkpoints_damaged(
     ("name", "options", "error", "text"),
     [
         ("nothing://x", {}, UnsupportedError, r"nothing://x cannot be opened: .*Install fsspec and its package"),
-        ("http://localhost:1/run1", {}, UnsupportedError, "fsspec cannot remove files by http"),
+        ("http://localhost:1/run1", {}, UnsupportedError, "fsspec does not write and remove files by http"),
         ("simplecache::memory://a/b", {}, UnsupportedError, "is a chain of URLs"),
         ("memory://", {}, UnsupportedError, "names no directory"),
         ("memory://a/b", {"per_node": True}, ValueError, "Leave per_node out"),
@@ -446,6 +446,10 @@ def test_commands_take_urls(tmp_path: Path, shared_memory: Path, capsys: pytest.
     assert "NOT WHOLE" in capsys.readouterr().out
     assert cli.main(["checkpoint", "list", "nothing://x"]) == 2
     assert "Install fsspec" in capsys.readouterr().err
+    for name in ("inspect", "verify"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([name, url])
+        assert "follow` take URLs" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_compaction_of_a_checkpoint_with_all_rows_changes_nothing(url: str, tmp_path: Path) -> None:

@@ -41,6 +41,26 @@ def test_a_restart_in_mid_epoch_equals_an_uninterrupted_run(tmp_path: Path, form
     must_equal(run("broken"), whole)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loop_that_is_started_again_equals_an_uninterrupted_one(tmp_path: Path, form: str) -> None:
+    def run(folder: str, last: int = 3 * BATCHES) -> Any:
+        model = make_model(named=form == "weighted")
+        checkpointer = tsps.Checkpointer(tmp_path / folder, model, model.optimizer)
+        checkpointer.restore()
+        for _ in checkpointer.epochs(3):
+            for batch in FORMS[form](checkpointer):
+                model.train_on_batch(*batch)
+                checkpointer.save()
+                if int(model.optimizer.iterations) == last:
+                    checkpointer.wait()
+                    return model
+        return model
+
+    whole = run("whole")
+    run("broken", BATCHES + 2)
+    must_equal(run("broken"), whole)
+
+
 def test_arrays_train_as_those_of_fit(tmp_path: Path) -> None:
     plain, model = make_model(), make_model()
     plain.fit([IDS, EXTRA], Y, BATCH, 2, verbose=0, shuffle=False, sample_weight=WEIGHT)

@@ -23,7 +23,7 @@ import this_rank
 import tf_sparse_ps as tsps
 from tf_sparse_ps import cli, errors
 from tf_sparse_ps._compat import _keras
-from tf_sparse_ps.checkpoints import directory, fault_points, stored_checkpoint, tables, variables
+from tf_sparse_ps.checkpoints import directory, fault_points, store, stored_checkpoint, tables, variables
 from tf_sparse_ps.checkpoints.stored_rows import StoredRows
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.table.shards import Shard
@@ -172,9 +172,45 @@ def save_to_one_directory(model: Any, folder: Path) -> None:
     # One machine does not see the directory.
     alone = tsps.Checkpointer(folder / "alone", model, model.optimizer)
     if this_rank.rank() == 1:
-        alone._directory.path = folder / "another disk"
+        alone._directory._path = folder / "another disk"
     text = r"all machines must see one directory, or have one each \(per_node=True\)"
     with raises(errors.StateError, text):
+        alone.save()
+
+
+def url_of(folder: Path) -> str:
+    """Returns a URL that both machines see."""
+    return f"file://{folder}/store/run1"
+
+
+def save_to_url(model: Any, folder: Path) -> None:
+    """Each machine uploads its part of checkpoints."""
+    url, staging = url_of(folder), folder / "staging"
+    checkpointer = tsps.Checkpointer(url, model, model.optimizer, staging=staging)
+    for number, kind in enumerate(("all", "changes")):
+        train(model, range(20 + number, 21 + number))
+        expected = content(model)
+        path = checkpointer.save()
+        checkpointer.wait()
+        assert path.startswith(f"{url}/step-")
+        must_be_parts(Path(path.removeprefix("file://")), expected, kind)
+    for point in ("file_sent", "part_written"):
+        train(model, range(22, 23))
+        with failing(point):
+            checkpointer.save()
+            with raises(errors.NotSavedError, rf"was not saved to {url}: rank 1: OSError: .*No space left"):
+                checkpointer.wait()
+        assert checkpointer.latest() == path
+    keep(folder, "url", content(model))
+    checkpointer.save()
+    checkpointer.wait()
+    tsps.collectives.current().barrier("test.url")
+    assert list(staging.iterdir()) == [], "files are left on a machine"
+    # One machine does not see the store.
+    alone: Any = tsps.Checkpointer(f"{url}-alone", model, model.optimizer, staging=staging)
+    if this_rank.rank() == 1:
+        alone._directory.store = store.Store(f"{url}-other")
+    with raises(errors.StateError, "all machines must see one directory"):
         alone.save()
 
 
@@ -237,6 +273,12 @@ def restore(folder: Path) -> None:
         return dict(np.load(folder / f"{name}-{this_rank.rank()}.npz"))
 
     own_name, other_name = f"own-{this_rank.rank()}", f"own-{1 - this_rank.rank()}"
+    staging = folder / "staging"
+    ranks.barrier("test.url")
+    assert tsps.Checkpointer(url_of(folder), model, model.optimizer, staging=staging).restore() is not None
+    ranks.barrier("test.url")
+    must_equal(content(model), expected("url"))
+    assert list(staging.iterdir()) == [], "files are left on a machine"
     for name in ("shared", "compacted"):
         assert restored(name) is not None
         must_equal(content(model), expected("shared"))
@@ -278,6 +320,7 @@ def main() -> None:
     if sys.argv[1] == "save":
         model = make_model()
         save_to_one_directory(model, folder)
+        save_to_url(model, folder)
         save_to_own_directories(model, folder)
     else:
         restore(folder)

@@ -44,6 +44,7 @@ class Options:
       background: Whether checkpoints are written while training continues. Then timing decides which checkpoint exists
         when a process dies.
       per_node: Whether each machine has a directory, "<checkpoints>-<node>".
+      staging: The staging folder, if the checkpoints are behind a URL.
       kill_rank: The rank that kills itself; -1: none.
       kill_at: The number of updates after which it kills itself.
       kill_point: The point of a save at which it kills itself, from that number of updates on.
@@ -69,6 +70,7 @@ class Options:
     every: int = 4
     background: bool = False
     per_node: bool = False
+    staging: str | None = None
     kill_rank: int = -1
     kill_at: int = -1
     kill_point: str = ""
@@ -209,7 +211,12 @@ def where(options: Options) -> str:
 
 def how(options: Options) -> dict[str, Any]:
     """Returns the options of the checkpoints."""
-    return {"keep": 2, "background": options.background, "per_node": options.per_node}
+    return {
+        "keep": 2,
+        "background": options.background,
+        "per_node": options.per_node,
+        "staging": options.staging,
+    }
 
 
 def preemption(options: Options) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.checkpoints import newest, tables, variables
 from tf_sparse_ps.checkpoints.allowance import Allowance
 from tf_sparse_ps.checkpoints.directories import open_directory
+from tf_sparse_ps.checkpoints.epoch_batches import batches_of
 from tf_sparse_ps.checkpoints.job_state import JobState
 from tf_sparse_ps.checkpoints.manifest import Manifest
 from tf_sparse_ps.checkpoints.restorer import Restored, Restorer
@@ -312,7 +313,16 @@ class Checkpointer:
 
     # --- data ---
 
-    def dataset(self, make: Make) -> tf.data.Dataset:
+    def dataset(
+        self,
+        x: Make | tf.data.Dataset | Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> tf.data.Dataset:
         """Returns the batches of the current epoch. After `restore`, batches that were trained before are left out.
 
         Each time that the dataset is iterated, it has the batches of the epoch that `epochs` is at. To leave batches
@@ -323,17 +333,20 @@ class Checkpointer:
         each update of the optimizer counts as one batch.
 
         Args:
-          make: A function. `make(epoch)`, with epochs from 0 on, returns a `tf.data.Dataset` of this rank's batches of
-            the epoch. The same epoch must give the same batches in the same order. If you shuffle, derive the seed from
-            the epoch.
+          x: A function, a `tf.data.Dataset`, or arrays, as for `tsps.callbacks.Checkpoint.dataset`. A function
+            `make(epoch)`, with epochs from 0 on, returns a `tf.data.Dataset` of this rank's batches of the epoch. The
+            same epoch must give the same batches in the same order. If you shuffle, derive the seed from the epoch.
+          y, sample_weight, batch_size, shuffle, seed: With arrays: as for the callback.
 
         Returns:
           A dataset of unknown cardinality. `tsps.lookahead` may be applied to it.
 
         Raises:
-          TypeError: `make(0)` does not return a `tf.data.Dataset`.
+          TypeError: `make(0)` does not return a `tf.data.Dataset`, or `x` has none of these forms.
+          ValueError: Arrays have different numbers of samples, or no sample; the dataset is infinite; or an argument
+            for arrays was given with a function or a dataset.
         """
-        self._resumable = ResumableDataset(make, self.position)
+        self._resumable = ResumableDataset(batches_of(x, y, sample_weight, batch_size, shuffle, seed), self.position)
         return self._resumable.dataset
 
     def epochs(self, n: int) -> Iterator[int]:

@@ -69,7 +69,7 @@ class SaveFolder:
 
     @property
     def progress(self) -> str:
-        """What is waited for, and how much of it is done, for a message."""
+        """The part of a message that says what is waited for, and how much of it is done."""
         return f"to be on the disk: {self.size() / 1e6:.0f} MB written"
 
     def is_seen(self) -> bool:
@@ -264,7 +264,7 @@ class CheckpointDirectory:
         return (checkpoints[0] if checkpoints else None), passed_over
 
     def newest_here(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path]]:
-        """As `newest`; a remote checkpoint is copied to this machine, until `done_reading`."""
+        """Finds the checkpoint that `newest` does. A remote one is copied to this machine, until `done_reading`."""
         return self.newest(progress)
 
     def newest_to_read_once(self, progress: Progress | None = None) -> tuple[StoredCheckpoint | None, list[Path], bool]:

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tf_sparse_ps.checkpoints import fault_points
 from tf_sparse_ps.errors import NotFoundError, UnsupportedError
@@ -26,6 +26,7 @@ _MOST_PARTS = 9_000  # of an object; S3 allows 10,000
 _READ_AHEAD = 8 << 20
 PAUSES_S = (0.5, 2.0, 8.0)  # before each further try
 _WITHOUT_FOLDERS = ("s3", "s3a", "gs", "gcs")  # protocols whose `makedirs` would make a bucket, at most
+_READ_ONLY = ("http", "https", "data", "git", "github")
 _T = TypeVar("_T")
 
 
@@ -52,16 +53,14 @@ class Store:
             raise UnsupportedError(f"{url} is a chain of URLs. Checkpoints need one URL, such as s3://bucket/run1")
         if not url.partition("://")[2].strip("/"):
             raise UnsupportedError(f"{url} names no directory. Add one, as in s3://bucket/run1")
-        self._files, self._root = file_system(self.url)
-        if not _can_remove(self._files):
-            protocol = url.partition("://")[0]
+        if (protocol := url.partition("://")[0]) in _READ_ONLY:
             raise UnsupportedError(
-                f"{url} cannot hold checkpoints: fsspec cannot remove files by {protocol}. Use a store that can be "
-                "written, such as s3, gs or abfs, or a path"
+                f"{url} cannot hold checkpoints: fsspec does not write and remove files by {protocol}. Use a store "
+                "that can be written, such as s3, gs or abfs, or a path"
             )
+        self._files, self._root = file_system(self.url)
         protocols = self._files.protocol
         self._has_folders = not {protocols, *(protocols if isinstance(protocols, tuple) else ())} & {*_WITHOUT_FOLDERS}
-        self._made: set[str] = set()
         self._try("list", "", self._list, pauses=())
 
     # --- what is there ---
@@ -202,7 +201,6 @@ class Store:
 
         def remove() -> None:
             self._files.invalidate_cache()
-            self._made.discard(name)
             with contextlib.suppress(FileNotFoundError):
                 self._files.rm(self._at(name), recursive=True)
 
@@ -215,9 +213,8 @@ class Store:
 
     def _make_folder(self, path: str) -> None:
         folder = path.rpartition("/")[0]
-        if self._has_folders and folder not in self._made:
+        if self._has_folders:  # another machine may have removed it meanwhile
             self._files.makedirs(self._at(folder), exist_ok=True)
-            self._made.add(folder)
 
     def _try(self, verb: str, path: str, action: Callable[[], _T], pauses: tuple[float, ...] | None = None) -> _T:
         """Does something, again after a pause if it fails. Errors of all kinds of stores become an OSError.
@@ -254,13 +251,3 @@ _PARTICIPLES = {
     "write": "written",
     "remove": "removed",
 }
-
-
-def _can_remove(files: Any) -> bool:
-    """Whether a file system of fsspec has a method that removes files."""
-    from fsspec.asyn import AsyncFileSystem  # type: ignore[import-untyped]  # only URLs need it
-    from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]  # only URLs need it
-
-    if isinstance(files, AsyncFileSystem):
-        return type(files)._rm_file is not AsyncFileSystem._rm_file
-    return any(getattr(type(files), name) is not getattr(AbstractFileSystem, name) for name in ("_rm", "rm_file", "rm"))

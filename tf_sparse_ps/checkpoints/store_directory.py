@@ -316,14 +316,16 @@ class StoreDirectory(CheckpointDirectory):
         path = self.path
         with Folder.open(path.parent, Trust.GROUP, make=True) as parent, parent.own(path.name, make=True):
             pass
-        with claimed(str(path / use), writer):
-            _remove_folders(path, names)
-            try:
-                yield
-            finally:
+        try:
+            with claimed(str(path / use), writer):
                 _remove_folders(path, names)
-        with contextlib.suppress(OSError):  # it is in use
-            path.rmdir()
+                try:
+                    yield
+                finally:
+                    _remove_folders(path, names)
+        finally:
+            with contextlib.suppress(OSError):  # it is in use
+                path.rmdir()
 
 
 def _remove_folders(path: Path, names: re.Pattern[str]) -> None:

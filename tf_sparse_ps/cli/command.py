@@ -41,20 +41,28 @@ class Command(click.Command):
         return status
 
 
-# Paths that cannot be read get the library's own error.
-PATH = click.Path(path_type=Path, readable=False)
+class _Path(click.Path):
+    """A path. Those that cannot be read get the library's own error."""
+
+    def __init__(self, *, urls: bool) -> None:
+        """`urls`: URLs are allowed, and stay as they are."""
+        super().__init__(path_type=Path, readable=False)
+        self._urls = urls
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if is_url(value):
+            if self._urls:
+                return value
+            raise click.BadParameter(
+                f"must be a path. Received: {value!r}. `tf-sparse-ps checkpoint` and `tf-sparse-ps follow` take URLs. "
+                "For other commands, copy the files to this machine",
+                ctx,
+                param,
+            )
+        return super().convert(value, param, ctx)
 
 
-class _PathOrUrl(click.ParamType[Path | str]):
-    """A path, or a URL as it is."""
-
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
-        return value if is_url(value) else Path(value)
-
-
-PATH_OR_URL = _PathOrUrl()
+PATH, PATH_OR_URL = _Path(urls=False), _Path(urls=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
