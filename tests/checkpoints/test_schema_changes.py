@@ -1,4 +1,4 @@
-"""A restore into a model with other tables, dense layers or names: what is accepted, restored, begun anew and dropped.
+"""A restore into a model with other tables, dense layers or names: what is accepted, restored, initialized and dropped.
 
 `schema_support.py` has the models. Each table has a tower and an output of its own, so what is added to a model does
 not change how the rest of it trains.
@@ -173,7 +173,7 @@ def _counts(model: Any) -> list[Any]:
 
 @pytest.mark.daily_cases(2)
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD", "Adagrad", "Ftrl"])
-def test_a_changed_layer_begins_anew_with_its_optimizer_variables(tmp_path: Path, optimizer: str) -> None:
+def test_a_changed_layer_is_initialized_with_its_optimizer_variables(tmp_path: Path, optimizer: str) -> None:
     options = {"momentum": 0.9} if optimizer == "SGD" else {}
 
     def make(**changes: Any) -> Any:
@@ -226,7 +226,7 @@ def test_several_changes_at_once(tmp_path: Path, saved: Saved) -> None:
     must_equal(of_table(model, "customer")[:-1], saved.now.tables["item"][:-1])
     text = "\n".join(report.lines())
     assert "'customer' has the rows of 'item'" in text
-    assert "begin anew: tables 'price'; variables " in text
+    assert "initialized: tables 'price'; variables " in text
     assert "dropped: tables 'user'; variables " in text
     assert len(text) < 1000
 
@@ -379,7 +379,7 @@ def test_fit_resumes_with_a_changed_model(tmp_path: Path, capfd: pytest.CaptureF
     assert int(tf.convert_to_tensor(model.optimizer.iterations)) == 12
     assert checkpoint.report.new_tables == ("price",)
     err = capfd.readouterr().err
-    assert "tf_sparse_ps: begin anew: tables 'price'; variables 'price_hidden" in err
+    assert "tf_sparse_ps: initialized: tables 'price'; variables 'price_hidden" in err
     again = make_one_output("user", "price")
     assert not fit(again, 3, allow=allow).report.has_changes
     assert int(tf.convert_to_tensor(again.optimizer.iterations)) == 12
@@ -409,7 +409,7 @@ def test_a_restore_that_fails_leaves_the_checkpoint_as_it_was(tmp_path: Path, sa
     must_equal(of_table(model, "item")[:-1], saved.now.tables["item"][:-1])
 
 
-def test_a_table_that_only_a_damaged_checkpoint_has_begins_anew(tmp_path: Path, saved: Saved) -> None:
+def test_a_table_that_only_a_damaged_checkpoint_has_is_initialized(tmp_path: Path, saved: Saved) -> None:
     names = ("user", "item", "price")
     fresh = looked_up(make_model(names), "price")
     newer = make_model(names)

@@ -17,7 +17,7 @@ import this_rank
 
 import tf_sparse_ps as tsps
 from benchmarks.operation_counts import operation_counts
-from tf_sparse_ps import callbacks
+from tf_sparse_ps import _version, callbacks
 from tf_sparse_ps.training import initial_sync
 
 keras = tf.keras
@@ -73,6 +73,15 @@ def clipping() -> None:
     step(
         [built(None, 4)], tsps.DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=per_rank(1.0, 2.0))), [weight()]
     )
+
+
+def version() -> None:
+    own = _version.__version__
+    _version.__version__ = per_rank("0.1.0", "0.2.0")
+    try:
+        step([built(None, 4)], tsps.DistributedOptimizer("sgd"), [weight()])
+    finally:
+        _version.__version__ = own
 
 
 def leader_fails() -> None:
@@ -154,6 +163,7 @@ WAYS: list[Callable[[], None]] = [
     bound,
     dense_shape,
     clipping,
+    version,
     leader_fails,
     broadcast_shapes,
     callback_on_some_ranks,

@@ -65,12 +65,12 @@ def test_two_machines_restore_a_changed_model(tmp_path: Path, placement: str, pe
         restored, of_rank_0 = changed[f"restored-{rank}"], changed["restored-0"]
         assert not len(restored["price.0"])
         assert len(changed[f"trained-{rank}"]["price.0"]) == 24
-        # Ranks began with other weights: those that begin anew are the same on all of them.
+        # Ranks began with other weights: those that are initialized are the same on all of them.
         np.testing.assert_array_equal(restored["price_top/kernel"], of_rank_0["price_top/kernel"])
         report = changed[f"report-{rank}"]
         assert (report["restored_tables"], report["new_tables"]) == (["customer", "item"], ["price"])
         assert (report["renamed_tables"], report["dropped_tables"]) == ({"user": "customer"}, ["old"])
-    assert changed["output"].count("tf_sparse_ps: begin anew: tables 'price'") == 1
+    assert changed["output"].count("tf_sparse_ps: initialized: tables 'price'") == 1
     again = run(dataclasses.replace(options, how="again"), launch.TWO_NODES, 4)
     for rank in range(4):
         must_equal(again[f"restored-{rank}"], changed[f"trained-{rank}"])

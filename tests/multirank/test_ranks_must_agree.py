@@ -33,6 +33,7 @@ def outcomes() -> Iterator[Outcomes]:
         ("bound", ["configuration hash of table", "rank 2 has"]),
         ("dense_shape", ["dense gradients", "rank 2 has ['dense[3]']"]),
         ("clipping", ["clipping", "norm=1.0", "rank 2 has", "norm=2.0"]),
+        ("version", ["tf_sparse_ps: rank 0 has 0.1.0", "rank 2 has 0.2.0"]),
         ("leader_fails", ["adagrad", "adam", "TFSPS_JOB"]),
         ("broadcast_shapes", ["shapes"]),
         ("callback_on_some_ranks", ["tsps.callbacks.Checkpoint on some ranks and not on ranks [2]"]),

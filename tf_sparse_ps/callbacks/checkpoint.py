@@ -139,7 +139,7 @@ class Checkpoint(_keras.keras.callbacks.Callback):
 
     @property
     def report(self) -> RestoreReport | None:
-        """What the first `fit` has restored, as `Checkpointer.report`; None: nothing."""
+        """A list of what the first `fit` has restored, as `Checkpointer.report`; None: it has restored nothing."""
         return None if self._checkpointer is None else self._checkpointer.report
 
     def dataset(

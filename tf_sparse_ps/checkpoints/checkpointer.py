@@ -279,8 +279,8 @@ class Checkpointer:
 
         Args:
           allow: The differences that are accepted, some of "added_tables", "removed_tables", "added_variables",
-            "removed_variables", "changed_variables" (dense variables of another shape or type, which begin anew) and
-            "other_order" (of tables; the other values include it). Optimizer variables follow the weight that they
+            "removed_variables", "changed_variables" (dense variables of another shape or type, which are initialized)
+            and "other_order" (of tables; the other values include it). Optimizer variables follow the weight that they
             belong to. A difference that does not occur is no error. All ranks give the same.
           renames: The names that tables have now, by their names in the checkpoint.
 
@@ -308,7 +308,7 @@ class Checkpointer:
 
     @property
     def report(self) -> RestoreReport | None:
-        """What the last `restore` has restored, begun anew and dropped. None: nothing."""
+        """A list of what the last `restore` has restored, initialized and dropped; None: it has restored nothing."""
         return None if self._restored is None else self._restored.report
 
     # --- data ---

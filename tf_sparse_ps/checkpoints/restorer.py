@@ -36,7 +36,7 @@ class Restored:
       metrics: Variables of metrics, which `fit` resets when it begins.
       callback_states: The states of this rank's callbacks; None if they were not read.
       learning_rate: The value of the optimizer's learning rate variable; None if it has none.
-      report: What was restored, begins anew and was dropped.
+      report: What was restored, initialized and dropped.
     """
 
     path: Path
@@ -181,7 +181,7 @@ class Restorer:
         self._report = _report_of(checkpoint.path, bindings, stored_tables.match, stored_variables.match)
         fault_points.reach("compared")
         self._saver.forget()
-        stored_tables.begin_anew(bindings, self._ranks, self._written)
+        stored_tables.initialize(bindings, self._ranks, self._written)
         self._written = stored_tables.ordinals(bindings)
         stored_tables.restore(bindings)
         if not self._are_whole(stored_tables.check_read, checkpoint.path, is_read=is_read):
@@ -228,7 +228,7 @@ class Restorer:
             if state.callbacks is not None and manifest.CALLBACKS in content.file_names:
                 restored.callback_states = callback_states.read(path, content.stamp, ranks.rank, ranks.size)
         fault_points.reach("variables_restored")
-        step_builder_of(state.optimizer).initial_sync.leave_as_they_are(self._stored_variables.begun_anew(entries))
+        step_builder_of(state.optimizer).initial_sync.leave_as_they_are(self._stored_variables.initialized(entries))
         if content.optimizer:
             OptimizerIdentity.of(state.optimizer.inner_optimizer).take(content.optimizer)
         state.position.go_to(content.epoch, content.batch)

@@ -1,8 +1,8 @@
 """Compares the tables and variables of a model with those of a checkpoint. Needs no TensorFlow.
 
 Without an `Allowance`, both are matched by their order, and any difference is refused. With one, they are matched by
-their names: new ones begin anew, and those that the model lacks are dropped. Optimizer variables follow the weight that
-they belong to. Their names contain the name of that weight, in Keras 2 and 3.
+their names: new ones are initialized, and those that the model lacks are dropped. Optimizer variables follow the weight
+that they belong to. Their names contain the name of that weight, in Keras 2 and 3.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ Facts = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RestoreReport:
-    """What a restore did, the same on all ranks, except for `path`. Names are those of the model, except for what was dropped.
+    """The result of a restore, the same on all ranks, except for `path`.
 
-    Optimizer variables are not listed: they follow the weight that they belong to.
+    Names are those of the model, except for what was dropped. Optimizer variables are not listed: they follow the
+    weight that they belong to.
 
     Attributes:
       path: The folder of the checkpoint, on this machine.
@@ -44,7 +45,7 @@ class RestoreReport:
       dropped_tables: Tables of the checkpoint that the model lacks.
       restored_variables: Weights, seeds and extra variables that have the values of the checkpoint.
       new_variables: Those that the checkpoint lacks.
-      changed_variables: Those that have another shape or type in the checkpoint. They begin anew.
+      changed_variables: Those that have another shape or type in the checkpoint. They are initialized.
       dropped_variables: Those of the checkpoint that the model lacks.
     """
 
@@ -69,7 +70,7 @@ class RestoreReport:
         renamed = [f"{new!r} has the rows of {old!r}" for old, new in self.renamed_tables.items()]
         lines = [f"tables: {', '.join(renamed)}"] if renamed else []
         for text, tables, variables in (
-            ("begin anew", self.new_tables, (*self.new_variables, *self.changed_variables)),
+            ("initialized", self.new_tables, (*self.new_variables, *self.changed_variables)),
             ("dropped", self.dropped_tables, self.dropped_variables),
         ):
             parts = [
@@ -90,10 +91,10 @@ def shown(names: Sequence[str]) -> str:
 
 @dataclasses.dataclass
 class TableMatch:
-    """Which tables of a checkpoint the tables of a model are.
+    """The places of a model's tables in a checkpoint.
 
     Attributes:
-      numbers: For each table of the model, its place in the checkpoint; None: it begins anew.
+      numbers: For each table of the model, its place in the checkpoint; None: it is initialized.
       renamed: The names of renamed tables now, by their names in the checkpoint.
       dropped: The names of tables of the checkpoint that the model lacks.
       objections: What is not accepted.
@@ -217,7 +218,7 @@ def _other_shape(
         "model that was saved, or start from initial values in another directory"
     )
     if by_name or facts["name"] == stored["name"]:
-        new_name = "To begin this table anew, give it a name that the checkpoint does not have"
+        new_name = "To initialize this table, give it a name that the checkpoint does not have"
         return Objection(f"{text}. {new_name}, and allow={[ADDED_TABLES, REMOVED_TABLES]}")
     return _by_names(text, names, stored_names)
 
@@ -251,7 +252,7 @@ class _Weight(NamedTuple):
 
 @dataclasses.dataclass
 class VariableMatch:
-    """Which variables of a checkpoint the variables of a model and its optimizer are.
+    """The places of the variables of a model and its optimizer in a checkpoint.
 
     Attributes:
       numbers: For each variable that is restored, its place among those of the model, by its place in the checkpoint.

@@ -257,7 +257,7 @@ class Stored:
             self._restore_counts(binding, number)
             fault_points.reach("table_restored")
 
-    def begin_anew(self, bindings: Sequence[TableBinding], ranks: Collectives, written: Collection[int]) -> None:
+    def initialize(self, bindings: Sequence[TableBinding], ranks: Collectives, written: Collection[int]) -> None:
         """Gives tables that the checkpoint lacks their initial values. Every rank calls it; leaders act.
 
         They have other values if a named job has trained them since that checkpoint, or if a newer checkpoint turned
@@ -284,7 +284,7 @@ class Stored:
                     f"{job.current().group_path}, or use another TFSPS_JOB. Otherwise start the program again"
                 )
         for binding in other:
-            content = number_of("anew", self._folder.name, self._step, binding.ordinal)
+            content = number_of("initialized", self._folder.name, self._step, binding.ordinal)
             binding.replace([], content, whole=True)
             if binding.config.admission is not None and binding.group.is_leader:
                 binding.reset_counts()

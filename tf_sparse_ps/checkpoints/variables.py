@@ -179,14 +179,14 @@ class Stored:
         self.match = schema.match_variables(facts, self._facts, allowance, classes, self._folder)
         return self.match.objections
 
-    def begun_anew(self, entries: Sequence[Entry]) -> list[Any]:
+    def initialized(self, entries: Sequence[Entry]) -> list[Any]:
         """Returns the weights and optimizer variables that are not restored. All ranks must have equal ones."""
         restored = set(self.match.numbers.values())
         synced = ("weight", "optimizer")
         return [entry.variable for i, entry in enumerate(entries) if i not in restored and entry.kind in synced]
 
     def restore(self, entries: Sequence[Entry], rank: int, size: int) -> list[Metric]:
-        """Sets the variables of this rank, except for metrics and those that begin anew.
+        """Sets the variables of this rank, except for metrics and those that are initialized.
 
         Args:
           entries: The variables that `check` has compared.

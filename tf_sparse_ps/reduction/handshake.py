@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_sparse_ps import _ops, _table, optimizers
+from tf_sparse_ps import _ops, _table, _version, optimizers
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.collectives.all_or_none import all_or_none, must_agree
 from tf_sparse_ps.errors import StateError
@@ -58,6 +58,7 @@ def handshake(
     facts = {name: str(value) for name, value in settings.items()}
     facts["number of optimizers and tables bound before"] = str(ordinal)
     facts["TensorFlow"] = tf.__version__
+    facts["tf_sparse_ps"] = _version.__version__
     facts["number of tables"] = str(len(tables))
     for table, rule in zip(tables, rules, strict=True):
         label = f"table {table.ordinal} ('{table.config.name}')"

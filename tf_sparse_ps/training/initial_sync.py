@@ -47,20 +47,20 @@ class InitialSync:
         """Whether the ranks are still to be made equal."""
         return not self._done
 
-    def leave_as_they_are(self, anew: Sequence[tf.Variable] = ()) -> None:
+    def leave_as_they_are(self, initialized: Sequence[tf.Variable] = ()) -> None:
         """Makes the first step begin with each rank's variables as they are. Every rank calls it.
 
         A checkpoint has set them on all ranks. Statistics of normalization may differ between ranks, as they did when
         it was saved.
 
         Args:
-          anew: Variables that the checkpoint does not have. They are compared, and broadcast if they differ.
+          initialized: Variables that the checkpoint does not have. They are compared, and broadcast if they differ.
 
         Raises:
           ValueError: On all ranks: as `make`.
         """
-        if self._collectives.size > 1 and anew:
-            self._compare(list(anew), [variable.name for variable in anew], computed=False)
+        if self._collectives.size > 1 and initialized:
+            self._compare(list(initialized), [variable.name for variable in initialized], computed=False)
         self._done = True
 
     def make(self, variables: Iterable[Any], *, computed: bool) -> None:
