@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
         pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly sharded-nightly restarts-nightly \
         multirank-tensorflow sharded-tensorflow restarts-tensorflow matrix oracle fuzz-ranks soak \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate s3 \
-        bench bench-peers cc-bench wheel sdist wheel-smoke bazel lint lint-python format clean docs
+        bench bench-peers cc-bench wheel wheels sdist wheel-smoke wheels-smoke bazel lint lint-python format clean docs
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */  \1\t/' | expand -t 24
@@ -237,6 +237,17 @@ sdist: venv  ## dist/*.tar.gz, and a wheel that is built from it alone
 
 wheel-smoke: wheel venv-tf215  ## that one wheel, installed and trained under both TensorFlows
 	@tools/wheel_smoke.sh dist/*.whl $(VENV) $(VENV_215)
+
+# One for each python3.10 to python3.13 that is found, or:  make wheels PYTHONS="python3.12 /opt/python3.13/bin/python"
+PYTHONS ?=
+wheels: $(VENV)/.training .venv-wheels/.requirements  ## dist/wheels/*.whl: a manylinux wheel for each Python
+	@.venv-wheels/bin/python tools/wheels.py --tensorflow-of $(PY) $(PYTHONS)
+
+.venv-wheels/.requirements: requirements-wheels.txt tools/venv.sh
+	@PYTHON=$(PYTHON) tools/venv.sh .venv-wheels requirements-wheels.txt
+
+wheels-smoke: wheels  ## those wheels, each with a TensorFlow of its own: the quick start without a compiler
+	@.venv-wheels/bin/python tools/wheels.py --smoke $(PYTHONS)
 
 # --- documentation ---
 

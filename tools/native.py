@@ -60,6 +60,7 @@ class Variant:
 
 VARIANTS = {
     "release": Variant("-O3 -DNDEBUG", "-s"),
+    "portable": Variant("-O3 -DNDEBUG", "-s"),  # the same, compiled by tools/old_glibc/cxx.py
     "crash": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS"),
     # These variants compile loops for one set of instructions only (cc/core/base/simd.h).
     "baseline": Variant("-O3 -DNDEBUG -DTFSPS_FAULT_POINTS -DTFSPS_SIMD_BASELINE"),
@@ -83,6 +84,11 @@ VARIANTS = {
 }
 
 
+# What tools/build_backend.py sets from pip's --config-settings: the variant in a wheel, and the folder of a TensorFlow
+# that is not in the environment for which the package is built.
+package_variant = "release"
+tensorflow_folder: Path | None = None
+
 # The shared objects of the package, and their folders in it.
 EXTENSIONS = {"_ops_lib": ".", "_table": ".", "libtsps_serving": "lib"}
 
@@ -95,10 +101,12 @@ class BuildError(SystemExit):
 
 
 def tensorflow_package() -> Path | None:
-    """Returns the folder of the installed `tensorflow`, or None.
+    """Returns `tensorflow_folder`, else the folder of the installed `tensorflow`, or None.
 
     The outer environment comes first: in pip's isolated build, `purelib` still names it, but sys.path does not.
     """
+    if tensorflow_folder is not None:
+        return tensorflow_folder
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
@@ -369,9 +377,9 @@ def extension_path(name: str, folder: Path) -> Path:
     return folder / (name + (sysconfig.get_config_var("EXT_SUFFIX") if name == "_table" else ".so"))
 
 
-def build_extension(name: str, folder: Path, variant: str = "release") -> Path:
-    """Builds a shared object of the package. Returns its path."""
-    builder = Builder(variant)
+def build_extension(name: str, folder: Path, variant: str = "") -> Path:
+    """Builds a shared object of the package; of `package_variant`, if no other is named. Returns its path."""
+    builder = Builder(variant or package_variant)
     libraries = {
         "_ops_lib": builder.ops_library,
         "_table": builder.table_module,

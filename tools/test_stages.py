@@ -86,6 +86,7 @@ TIERS = {
         Stage("mutate", 15),
         Stage("s3", 2),
         Stage("sdist", 3),
+        Stage("wheels-smoke", 12),
         Stage("oracle", 30),
         Stage("fuzz-ranks", 36),
         Stage("soak", 30),

@@ -1,15 +1,14 @@
 #include "kernels/file_tables.h"
 
+#include <ftw.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <map>
 #include <mutex>
 #include <random>
-#include <system_error>
 #include <utility>
 
 #include "core/files/parameter_file.h"
@@ -34,12 +33,17 @@ class PrivateFolder {
     return std::unique_ptr<PrivateFolder>(new PrivateFolder(std::move(path)));
   }
   ~PrivateFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+    const auto remove_entry = [](const char* path, const struct stat*, int, FTW*) {
+      std::remove(path);
+      return 0;
+    };
+    nftw(path_.c_str(), remove_entry, kOpenFolders, FTW_DEPTH | FTW_PHYS);
   }
   const std::string& path() const { return path_; }
 
  private:
+  static constexpr int kOpenFolders = 8;  // at a time, while the destructor walks the folder
+
   explicit PrivateFolder(std::string path) : path_(std::move(path)) {}
   const std::string path_;
 };

@@ -2,11 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <utility>
 
 #include "core/base/fault_point.h"
+#include "core/os/absolute_path.h"
 #include "kernels/file_tables.h"
 #include "kernels/served_tables.h"
 
@@ -29,15 +30,10 @@ const CloseAtExit close_at_exit;
 
 }  // namespace
 
-std::string AbsolutePath(const std::string& path) {
-  std::string absolute = std::filesystem::absolute(path).lexically_normal().string();
-  while (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
-  return absolute;
-}
-
 SplitPath SplitTablePath(const std::string& path) {
-  const std::filesystem::path absolute(AbsolutePath(path));
-  return {absolute.parent_path().string(), absolute.filename().string()};
+  const std::string absolute = AbsolutePath(path);
+  const size_t slash = absolute.rfind('/');
+  return {absolute.substr(0, std::max<size_t>(slash, 1)), absolute.substr(slash + 1)};
 }
 
 // --- OpenGroup ---

@@ -162,7 +162,6 @@ struct SplitPath {
   std::string parent;
   std::string name;
 };
-std::string AbsolutePath(const std::string& path);
 SplitPath SplitTablePath(const std::string& path);
 
 // The tables of a kernel's last call. The next call compares its paths and uuids with theirs, and

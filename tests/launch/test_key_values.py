@@ -171,6 +171,17 @@ def test_a_signature_is_good_for_its_request_alone(server: KeyValueServer) -> No
     assert request(server, "PUT", "/launch/key", b"value", **headers)[0] == 200
 
 
+def test_the_signature_of_an_answer_has_the_number_of_its_status() -> None:
+    """Before Python 3.11, the text of a member of HTTPStatus was its name, and ranks refused every answer."""
+
+    class Named(int):
+        def __str__(self) -> str:
+            return "HTTPStatus.OK"
+
+    signatures = {signed_requests.answer_signature(b"secret", {}, status, b"") for status in (200, Named(200))}
+    assert len(signatures) == 1
+
+
 def test_an_answer_of_a_server_without_the_secret_is_refused() -> None:
     with KeyValueServerContext({"launch": b""}) as foreign:
         assert request(foreign, "PUT", "/launch/job", b"{}") == (200, b"")

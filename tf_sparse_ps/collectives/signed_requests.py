@@ -115,7 +115,8 @@ def has_digest(body: bytes, headers: Mapping[str, str]) -> bool:
 
 def answer_signature(secret: bytes, headers: Mapping[str, str], status: int, body: bytes) -> str:
     """Returns the signature of the answer to a request with these headers."""
-    return _signed(secret, "answer", headers.get(NONCE, ""), str(status), hashlib.sha256(body).hexdigest())
+    # A member of HTTPStatus is a number whose text is its name under Python 3.10.
+    return _signed(secret, "answer", headers.get(NONCE, ""), str(int(status)), hashlib.sha256(body).hexdigest())
 
 
 def _signed(secret: bytes, *parts: str) -> str:
