@@ -1,9 +1,10 @@
 """python -m tests.oracle [--draws N] [--minutes M] [--seed S]: random jobs against a plain NumPy model.
 
 Each draw chooses the options of a job (update rule, types, placement, storage, cache, eviction, admission, schedule,
-collectives, ranks, checkpoints) and a script (training, lookups, evaluation, writes, saves, exports). Its ranks are killed at random
-moments and started again by the same command. Every snapshot of every rank is compared with the model: keys, rows,
-slots, uses, counters, dense weights, step. The control comes first: the oracle must find planted faults.
+collectives, ranks, checkpoints) and a script (training, lookups, evaluation, writes, evictions, saves, exports). Its
+ranks are killed at random moments and started again by the same command. Every snapshot of every rank is compared with
+the model: keys, rows, slots, uses, counters, dense weights, step. The control comes first: the oracle must find planted
+faults.
 """
 
 from __future__ import annotations
