@@ -1,9 +1,10 @@
 """python -m tests.oracle [--draws N] [--minutes M] [--seed S]: random jobs against a plain NumPy model.
 
-Each draw chooses the options of a job (update rule, types, placement, storage, cache, schedule, collectives, ranks,
-checkpoints) and a script (training, lookups, evaluation, writes, saves, exports). Its ranks are killed at random
-moments and started again by the same command. Every snapshot of every rank is compared with the model: keys, rows,
-slots, dense weights, step. The control comes first: the oracle must find planted faults.
+Each draw chooses the options of a job (update rule, types, placement, storage, cache, eviction, admission, schedule,
+collectives, ranks, checkpoints) and a script (training, lookups, evaluation, writes, evictions, saves, exports). Its
+ranks are killed at random moments and started again by the same command. Every snapshot of every rank is compared with
+the model: keys, rows, slots, uses, counters, dense weights, step. The control comes first: the oracle must find planted
+faults.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def summary(results: list[one_draw.Result], seed: int) -> int:
     failed = [result for result in results if result.problems]
     rows = {
         "draws": len(results),
+        "with eviction": sum(any(t.eviction for t in result.plan.options.tables) for result in results),
+        "with admission": sum(any(t.count for t in result.plan.options.tables) for result in results),
         "seeds": f"{seed} to {seed + len(results) - 1}",
         "kills": sum(result.kills for result in results),
         "restarts": sum(result.runs - 1 for result in results),

@@ -48,6 +48,48 @@ class Comparison:
         self._model, self._options = model, model.options
         self._pools = [data.pool(self._options, t) for t in range(len(self._options.tables))]
         self.made = 0
+        self._counted_before: dict[tuple[int, int], np.ndarray] = {}
+
+    def count_from(self, state: State, ranks: dict[int, Arrays]) -> None:
+        """Learns what the counters of tables had counted before a run began in a state. A restore does not reset them.
+
+        Args:
+          state: The state in which the run began.
+          ranks: The snapshots of its beginning, by rank.
+        """
+        self._counted_before = {
+            (rank, t): arrays[f"table{t}.counters"] - self._counters(state, t, rank)
+            for rank, arrays in ranks.items()
+            for t, table in enumerate(state.tables)
+            if table.policies
+        }
+
+    def count_from_zero(self, state: State) -> None:
+        """Learns that the counters of tables have counted only what a job without restores has done.
+
+        Args:
+          state: The state of a new job.
+        """
+        counters = {f"table{t}.counters": np.zeros(4, np.int64) for t in range(len(state.tables))}
+        self.count_from(state, dict.fromkeys(range(self._options.ranks), counters))
+
+    def _counters(self, state: State, t: int, rank: int) -> np.ndarray:
+        policies = state.tables[t].policies
+        return np.array(policies[self._options.node_of(rank) if len(policies) > 1 else 0].counters)
+
+    def _of_policies(self, state: State, t: int, rank: int, arrays: Arrays, keys: np.ndarray) -> list[str]:
+        """Describes how the uses of rows differ, and what eviction and admission have done."""
+        policies = state.tables[t].policies
+        if not policies:
+            return []
+        name, differences = f"rank {rank}: table {t}", []
+        part = policies[self._options.node_of(rank) if len(policies) > 1 else 0]
+        if part.evictions is not None and f"table{t}.use" in arrays:
+            differences += self._compare(f"{name}: uses", part.uses_of(keys), arrays[f"table{t}.use"])
+        if (before := self._counted_before.get((rank, t))) is not None and f"table{t}.counters" in arrays:
+            expected = before + self._counters(state, t, rank)
+            differences += self._compare(f"{name}: counters of policies", expected, arrays[f"table{t}.counters"])
+        return differences
 
     def problems(self, state: State, ranks: dict[int, Arrays], *, tables_only: bool = False) -> list[str]:
         """Describes all differences.
@@ -90,6 +132,7 @@ class Comparison:
             differences.append(f"{name} has {len(slots)} slots, not {len(table.slots)}")
         for i, slot in enumerate(table.slots[: len(slots)]):
             differences += self._compare(f"{name}: slot {i}", slot[present], arrays[f"table{t}.slot{i}"], within)
+        differences += self._of_policies(state, t, rank, arrays, keys)
         if f"table{t}.looked_up" in arrays:
             everything = self._model.seen(state, t, np.arange(len(self._pools[t])))
             differences += self._compare(f"{name}: looked-up rows", everything, arrays[f"table{t}.looked_up"], within)

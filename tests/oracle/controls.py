@@ -20,6 +20,8 @@ _TABLE = TableOptions(
     pull="float32",
     storage="memory",
     cache="",
+    eviction="lru",
+    unused_steps=2,
 )
 
 

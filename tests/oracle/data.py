@@ -60,6 +60,19 @@ def batch(options: Options, number: int, rank: int) -> Batch:
     return Batch(ids, targets, random.normal(size=(options.batch, DENSE)).astype(np.float32))
 
 
+def most_keys(options: Options, table: int, batches: int) -> int:
+    """Returns the most keys of a table that one of the first batches has, on all ranks together."""
+    return max(
+        len(np.unique(np.concatenate([batch(options, n, rank).ids[table].ravel() for rank in range(options.ranks)])))
+        for n in range(batches)
+    )
+
+
+def kept(options: Options, table: int) -> list[int]:
+    """Returns the keys that the eviction of a table keeps."""
+    return [int(key) for key in pool(options, table)[: options.tables[table].kept]]
+
+
 def asked(options: Options, operation: Operation, table: int) -> np.ndarray:
     """Returns the ids that an operation looks up, int64[n]. They are the same on all ranks."""
     random = np.random.default_rng([options.seed, _VALUES, int(operation.value), table])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
-from tests.oracle import rules
+from tests.oracle import data, rules
 from tests.oracle.operations import script
 from tests.oracle.options import Kill, Operation, Options, Plan, TableOptions
 from tests.oracle.row_rule_table import RULES
@@ -18,6 +19,9 @@ SAVE_POINTS = (
 ).split()
 PART_POINTS = ["part_written", "part_reported"]
 RESTORE_POINTS = "compared rows_restored table_restored step_set variables_restored".split()
+
+MOST_BATCHES = 40  # more than a script has
+NO_POLICIES: dict[str, Any] = {"eviction": "", "unused_steps": 0, "max_rows": 0, "kept": 0, "count": 0}
 
 
 def _table(choose: random.Random) -> TableOptions:
@@ -39,7 +43,43 @@ def _table(choose: random.Random) -> TableOptions:
         pull=choose.choice(["float32", "float32", "bfloat16"]) if placement == "sharded" else "float32",
         storage=choose.choice(["memory", "memory", "tiered"]),
         cache=choose.choice(["", "", "", "lru", "admission"]),
+        **_policies(choose),
     )
+
+
+def _policies(choose: random.Random) -> dict[str, Any]:
+    """Returns the options of eviction and admission. `_bounded` replaces max_rows=1 by a bound that steps can meet."""
+    fields: dict[str, Any] = {}
+    if choose.random() < 0.45:
+        limits = choose.choice(["unused_steps", "max_rows", "both"])
+        fields |= {
+            "eviction": choose.choice(["lru", "lfu"]),
+            "unused_steps": 0 if limits == "max_rows" else choose.choice([1, 2, 3, 6]),
+            "max_rows": int(limits != "unused_steps"),
+            "use_half_life": choose.choice([1, 3, 10_000]),
+            "kept": choose.choice([0, 0, 2]),
+        }
+    if choose.random() < 0.35:
+        fields |= {
+            "count": choose.choice([2, 2, 3, 5, 20]),
+            "expected_keys": choose.choice([1, 30, 300, 3000]),
+            "count_half_life": choose.choice([2, 5, 10_000]),
+        }
+    return fields
+
+
+def _bounded(choose: random.Random, options: Options) -> Options:
+    """Gives evictions bounds that every step of the job fits into, and most tables more keys than that."""
+    tables = []
+    for t, table in enumerate(options.tables):
+        if table.has_policies and table.storage == "memory" and choose.random() < 0.3:
+            table = dataclasses.replace(table, keys=3000)
+        if table.max_rows:
+            sized = dataclasses.replace(options, tables=(*tables, table, *options.tables[t + 1 :]))
+            rows = data.most_keys(sized, t, MOST_BATCHES) + table.kept + choose.choice([0, 1, 7, 30])
+            table = dataclasses.replace(table, max_rows=rows * options.shards(t) + choose.randrange(options.shards(t)))
+        tables.append(table)
+    return dataclasses.replace(options, tables=tuple(tables))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +104,11 @@ def _options(choose: random.Random, seed: int, frame: _Frame) -> Options:
     tables = tuple(_table(choose) for _ in range(choose.choice([1, 2, 2, 3])))
     if frame.layout != "1":
         tables = tuple(dataclasses.replace(table, cache="") for table in tables)
+    # Combinations that are refused would otherwise make caches and delayed schedules rare.
+    tables = tuple(
+        dataclasses.replace(table, **NO_POLICIES) if table.cache or frame.schedule == "delayed" else table
+        for table in tables
+    )
     return Options(
         seed=seed,
         engine=choose.choice(["horovod", "local"] if frame.layout == "1" else ["horovod", "tensorflow"]),
@@ -118,6 +163,7 @@ def plan(seed: int) -> Plan:
     options = _options(choose, seed, frame)
     while rules.objection(options) is not None:
         options = _options(choose, seed, frame)
+    options = _bounded(choose, options)
     operations = script(choose, options)
     count = 0 if options.policy == "none" else choose.choice([1, 1, 1, 2, 2, 3])
     kills: list[Kill] = []

@@ -6,9 +6,26 @@ from typing import Any
 
 import numpy as np
 
-BIT, KEY, GRADIENT = "bit", "key", "gradient"
-FAULTS = (GRADIENT, BIT, KEY)  # the model itself has the first one
+from tests.oracle import data
+from tests.oracle.options import Plan
+from tests.oracle.policies import UNUSED
+
+BIT, KEY, GRADIENT, STAYS = "bit", "key", "gradient", "stays"
+FAULTS = (GRADIENT, UNUSED, BIT, KEY, STAYS)  # the model itself has the first two
 OPERATION = 1  # a bit is flipped after this operation; its steps and later ones lose a key
+
+
+def stays(plan: Plan) -> list[int]:
+    """Returns a key that no step but the first trains, if the fault is that its row is not evicted."""
+    if plan.fault != STAYS:
+        return []
+    options = plan.options
+    steps = sum(operation.steps for operation in plan.operations)
+    trained = [
+        np.concatenate([data.batch(options, n, rank).ids[0].ravel() for rank in range(options.ranks)])
+        for n in range(steps)
+    ]
+    return [int(np.setdiff1d(trained[0], np.concatenate(trained[1:]))[0])]
 
 
 class Faults:

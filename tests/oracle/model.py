@@ -5,6 +5,7 @@ Sums, divisions and update rules are those of `tests/reference`, in float32 and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import mode_a
@@ -13,6 +14,7 @@ import row_rules
 
 from tests.oracle import data
 from tests.oracle.options import Operation, Options
+from tests.oracle.policies import Policies
 from tests.oracle.row_rule_table import RULES
 from tests.oracle.state import State, TableState
 
@@ -22,17 +24,26 @@ F = np.float32
 class Model:
     """Applies the operations of a job to a `State`."""
 
-    def __init__(self, options: Options, initial: Sequence[np.ndarray], salts: Sequence[int], fault: str = "") -> None:
+    def __init__(
+        self,
+        options: Options,
+        initial: Sequence[np.ndarray],
+        salts: Sequence[int],
+        owners: Sequence[np.ndarray],
+        fault: str = "",
+    ) -> None:
         """Prepares the model; `first` makes a state.
 
         Args:
           options: The options of the job.
           initial: The rows of absent keys of each table, float32[keys, dim].
           salts: The salt of each table, on which its stochastic rounding depends.
-          fault: "gradient": the control, which loses one gradient.
+          owners: The node of each key of each table's pool; 0 for tables of which every node has all rows.
+          fault: A fault of the control: "gradient" loses one gradient, and "unused" lets rows age a step longer.
         """
         self.options, self.rule = options, RULES[options.rule]
         self._initial, self._salts, self._fault = list(initial), list(salts), fault
+        self._owners = list(owners)
         self._pools = [data.pool(options, t) for t in range(len(options.tables))]
         alone = [[rank] for rank in range(options.ranks)]
         self._senders = alone if options.topology == "flat" else options.nodes
@@ -56,7 +67,28 @@ class Model:
         if table.weights:
             rows, present = self._stored(t, data.matrix(self.options, t, 0)), np.ones(table.keys, bool)
         width = 1 if self.rule.row_wise else table.dim
-        return TableState(present, rows, [np.full((table.keys, width), value, F) for value in self.rule.slot_init])
+        slots = [np.full((table.keys, width), value, F) for value in self.rule.slot_init]
+        shards = range(self.options.shards(t) if table.has_policies else 0)
+        state = TableState(present, rows, slots, [Policies.of(self.options, t, self._fault) for _ in shards])
+        self._wrote(t, state, 0, np.flatnonzero(present))
+        return state
+
+    def _of_shard(self, t: int, positions: np.ndarray, shard: int) -> list[int]:
+        """Returns the keys at positions that belong to a shard of a table."""
+        keys: list[int] = self._pools[t][positions[self._owners[t][positions] == shard]].tolist()
+        return keys
+
+    def _wrote(self, t: int, table: TableState, step: int, positions: np.ndarray) -> None:
+        for shard, policies in enumerate(table.policies):
+            policies.wrote(step, self._of_shard(t, positions, shard))
+
+    def _erase(self, t: int, table: TableState, positions: np.ndarray) -> None:
+        table.present[positions] = False
+        table.rows[positions] = self._initial[t][positions]
+        for slot, value in zip(table.slots, self.rule.slot_init, strict=True):
+            slot[positions] = value
+        for shard, policies in enumerate(table.policies):
+            policies.erased(self._of_shard(t, positions, shard))
 
     def _stored(self, t: int, rows: np.ndarray) -> np.ndarray:
         """Returns rows as a table stores assigned values."""
@@ -101,7 +133,7 @@ class Model:
         dense_rule = self.rule if options.matched else RULES["sgd"]
         hyper = dense_rule.hyper(state.rate, state.iterations)
         state.dense, state.dense_slots = row_rules.update(dense_rule.kind, hyper, state.dense, state.dense_slots, dense)
-        reduced = []
+        reduced, occurrences = [], []
         for t in range(len(options.tables)):
             parts = [
                 self._local(state, t, batch) if weight > 0 else {}
@@ -111,7 +143,8 @@ class Model:
                 parts[0].pop(next(iter(parts[0])))
             sums = mode_a.reduce_sparse(parts, options.reduction, self._sent_by(t), self._wire(t))
             reduced.append({key: self._clipped(grad) for key, grad in sums.items()})
-        state.pending.append((reduced, state.rate, state.iterations))
+            occurrences.append(self._occurrences(t, batches, weights))
+        state.pending.append((reduced, occurrences, state.rate, state.iterations))
         if options.schedule != "delayed":
             self.drain(state)
             return
@@ -120,6 +153,15 @@ class Model:
             self.drain(state)
         else:
             self._apply(state, len(state.pending) - options.staleness)
+
+    def _occurrences(self, t: int, batches: Sequence[data.Batch], weights: Sequence[float]) -> Counter[int]:
+        """Returns the number of ids with each position of a table, in the batches of ranks that count in this step."""
+        counts: Counter[int] = Counter()
+        if self.options.tables[t].has_policies:
+            for batch, weight in zip(batches, weights, strict=True):
+                if weight > 0:
+                    counts.update(self.positions(t, batch.ids[t].ravel()).tolist())
+        return counts
 
     def _sent_by(self, t: int) -> list[list[int]]:
         return self.options.nodes if self.options.sharded(t) else self._senders
@@ -154,11 +196,28 @@ class Model:
         return part
 
     def _apply(self, state: State, n: int) -> None:
-        for reduced, rate, iterations in state.pending[: max(n, 0)]:
+        for reduced, occurrences, rate, iterations in state.pending[: max(n, 0)]:
             state.step += 1
             for t, gradients in enumerate(reduced):
-                self._update(state, t, gradients, rate, iterations)
+                self._update(state, t, self._admitted(state, t, gradients, occurrences[t]), rate, iterations)
         state.pending = state.pending[max(n, 0) :]
+
+    def _admitted(
+        self, state: State, t: int, gradients: dict[int, np.ndarray], occurrences: Counter[int]
+    ) -> dict[int, np.ndarray]:
+        """Lets the policies of a table make a step. Returns the gradients that are not dropped."""
+        table = state.tables[t]
+        trained = np.array(sorted(gradients), np.int64)
+        for shard, policies in enumerate(table.policies):
+            absent = self._of_shard(t, trained[~table.present[trained]], shard)
+            counts = [occurrences[position] for position in self.positions(t, np.array(absent, np.int64)).tolist()]
+            dropped, evicted = policies.step(
+                state.step, self._of_shard(t, trained, shard), dict(zip(absent, counts, strict=True))
+            )
+            self._erase(t, table, self.positions(t, np.array(evicted, np.int64)))
+            without = set(self.positions(t, np.array(sorted(dropped), np.int64)).tolist())
+            gradients = {at: gradient for at, gradient in gradients.items() if at not in without}
+        return gradients
 
     def _update(self, state: State, t: int, gradients: dict[int, np.ndarray], rate: float, iterations: int) -> None:
         options, table = self.options.tables[t], state.tables[t]
@@ -193,8 +252,14 @@ class Model:
         elif operation.kind == "rate":
             self.drain(state)
             state.rate = float(F(operation.value))
+        elif operation.kind == "evict":
+            table = state.tables[operation.table]
+            for policies in table.policies:
+                keys = np.array(policies.due(state.step), np.int64)
+                self._erase(operation.table, table, self.positions(operation.table, keys))
         elif operation.kind == "set_weights":
             table = state.tables[operation.table]
+            self._wrote(operation.table, table, state.step, np.arange(len(table.present)))
             table.rows[:] = self._stored(
                 operation.table, data.matrix(self.options, operation.table, int(operation.value))
             )
@@ -204,9 +269,11 @@ class Model:
             kept.saved = None
             state.saved = kept
         elif operation.kind == "load_weights":
-            kept = state.saved.copy()
+            kept, policies_before = state.saved.copy(), [table.policies for table in state.tables]
             state.tables, state.dense, state.dense_slots = kept.tables, kept.dense, kept.dense_slots
             state.iterations, state.rate = kept.iterations, kept.rate
+            for table, policies in zip(state.tables, policies_before, strict=True):
+                table.policies = policies  # files of weights have no counts of keys
 
     def edit(self, state: State, number: int) -> None:
         """Writes to the tables what `data.edit` writes between two runs."""
@@ -214,7 +281,5 @@ class Model:
             assigned, rows, erased = data.edit(self.options, number, t)
             table.rows[assigned] = self._stored(t, rows)
             table.present[assigned] = True
-            table.present[erased] = False
-            table.rows[erased] = self._initial[t][erased]
-            for slot, value in zip(table.slots, self.rule.slot_init, strict=True):
-                slot[erased] = value
+            self._wrote(t, table, state.step, assigned)
+            self._erase(t, table, erased)

@@ -7,6 +7,7 @@ and a dot product with dense weights. The loss is the mean of the outputs. A row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tf_sparse_ps.config.placement import Sharded
 
 keras = _keras.keras
 TIER_BYTES = 1_610_000  # 1.5 MiB of buffers, and space for some rows
+PLACE_BYTES = 64  # more for each row of a table that evicts rows on disk
 CACHE_ROWS = 100  # a batch has at most 96 keys
 
 
@@ -58,9 +60,24 @@ class DotProduct(keras.layers.Layer):
         return tf.reduce_sum(inputs * tf.convert_to_tensor(self.kernel), axis=1, keepdims=True)
 
 
-def table_config(options: Options, t: int, disk: str) -> Any:
-    """Returns the `TableConfig` of a table."""
+def _eviction(options: Options, t: int, stays: Sequence[int]) -> Any:
     table = options.tables[t]
+    if not table.eviction:
+        return None
+    return tsps.Eviction(
+        table.unused_steps or None,
+        max_rows=table.max_rows or None,
+        policy=table.eviction,
+        half_life=table.use_half_life,
+        keep=[*data.kept(options, t), *stays],
+    )
+
+
+def table_config(options: Options, t: int, disk: str, stays: Sequence[int] = ()) -> Any:
+    """Returns the `TableConfig` of a table. `stays`: more keys that its eviction keeps."""
+    table = options.tables[t]
+    admission = tsps.Admission(table.count, table.expected_keys, table.count_half_life) if table.count else None
+    memory = TIER_BYTES + (PLACE_BYTES * table.keys if table.eviction else 0)
     return tsps.TableConfig(
         f"table{t}",
         table.dim,
@@ -71,8 +88,10 @@ def table_config(options: Options, t: int, disk: str) -> Any:
         constraint="non_neg" if table.constraint else None,
         seed=data.table_seed(options, t),
         placement=Sharded(wire=table.pull) if table.placement == "sharded" else "replicated",
-        storage=tsps.Tiered(disk, memory=TIER_BYTES) if table.storage == "tiered" else "memory",
+        storage=tsps.Tiered(disk, memory=memory) if table.storage == "tiered" else "memory",
         cache=tsps.DeviceCache(rows=CACHE_ROWS, policy=table.cache) if table.cache else None,
+        eviction=_eviction(options, t, stays),
+        admission=admission,
     )
 
 
@@ -87,15 +106,16 @@ class Network:
       dense: The dense weights.
     """
 
-    def __init__(self, options: Options, disk: str) -> None:
+    def __init__(self, options: Options, disk: str, stays: Sequence[int] = ()) -> None:
         """Makes tables and model.
 
         Args:
           options: The options of the job.
           disk: The folder for rows of tiered tables.
+          stays: Keys that evictions keep in addition, a planted fault.
         """
         self.options = options
-        configs = [table_config(options, t, disk) for t in range(len(options.tables))]
+        configs = [table_config(options, t, disk, stays) for t in range(len(options.tables))]
         shared = {
             f"t{t}f{f}": tsps.FeatureConfig(configs[t])
             for t, table in enumerate(options.tables)

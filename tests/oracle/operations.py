@@ -9,7 +9,7 @@ from tests.oracle.options import Operation, Options
 
 # The kinds of operations. "train" and "fit_epochs" have steps.
 KINDS = (
-    "train fit_epochs refused look_up evaluate set_weights rate drain save save_weights load_weights export"
+    "train fit_epochs refused look_up evaluate set_weights rate drain save save_weights load_weights export evict"
 ).split()
 
 
@@ -67,6 +67,9 @@ class _Writer:
         bounded = [t for t, table in enumerate(options.tables) if table.bounded and table.layer != "collection"]
         if bounded and options.policy != "live" and not delayed:
             kinds += ["set_weights"] * 2
+        evicting = [t for t, table in enumerate(options.tables) if table.eviction]
+        if evicting and options.policy != "live":
+            kinds += ["evict"] * 2
         if rules.may_refuse(options):
             kinds += ["refused"]
         if rules.may_load_weights(options):
@@ -76,6 +79,8 @@ class _Writer:
             return Operation(kind, value=choose.choice([0.01, 0.1, 0.4]))
         if kind == "set_weights":
             return Operation(kind, table=choose.choice(bounded), value=choose.randrange(1, 1000))
+        if kind == "evict":
+            return Operation(kind, table=choose.choice(evicting))
         if kind == "refused":
             return Operation(kind, first=self._batch, table=choose.randrange(options.ranks))
         if kind == "save_weights":

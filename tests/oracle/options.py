@@ -33,6 +33,11 @@ class TableOptions:
       pull: The type in which rows of a sharded table travel.
       storage: "memory" or "tiered".
       cache: "" or the policy of a `DeviceCache`.
+      eviction: "" or the policy of a `tsps.Eviction`.
+      unused_steps, max_rows, use_half_life: Options of the eviction; 0: None.
+      kept: The number of keys that the eviction keeps, the first ones of the pool.
+      count: The count of a `tsps.Admission`; 0: the table has none.
+      expected_keys, count_half_life: Options of the admission.
     """
 
     layer: str
@@ -48,6 +53,19 @@ class TableOptions:
     pull: str
     storage: str
     cache: str
+    eviction: str = ""
+    unused_steps: int = 0
+    max_rows: int = 0
+    use_half_life: int = 10_000
+    kept: int = 0
+    count: int = 0
+    expected_keys: int = 0
+    count_half_life: int = 10_000
+
+    @property
+    def has_policies(self) -> bool:
+        """Whether the table evicts rows or admits keys."""
+        return bool(self.eviction or self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +135,10 @@ class Options:
     def sharded(self, table: int) -> bool:
         """Whether a table is sharded over several nodes."""
         return self.tables[table].placement == "sharded" and len(self.nodes) > 1
+
+    def shards(self, table: int) -> int:
+        """Returns the number of nodes that share the rows of a table; 1: every node has all rows."""
+        return len(self.nodes) if self.sharded(table) else 1
 
     def any_table(self, **values: Any) -> bool:
         """Whether a table has one of these values."""

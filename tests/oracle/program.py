@@ -13,7 +13,7 @@ import numpy as np
 
 import tf_sparse_ps as tsps
 from tests.oracle import network
-from tests.oracle.faults import Faults
+from tests.oracle.faults import Faults, stays
 from tests.oracle.one_fit import fit
 from tests.oracle.options import Kill, Plan
 from tests.oracle.progress import Writer
@@ -34,7 +34,7 @@ def main() -> None:
     progress = Writer(folder, ranks.rank)
     progress.write("start")
     network.keras.utils.set_random_seed(options.seed % 2**31)
-    net = network.Network(options, str(shared / "disk"))
+    net = network.Network(options, str(shared / "disk"), stays(plan))
     script = Script(options, net, ranks, folder, shared, progress, Faults(plan.fault, ranks.rank, ranks.size))
     facts = [binding.reader().core_initializer() for binding in net.bindings]
     (folder / f"rank{ranks.rank}.json").write_text(json.dumps({"initializers": facts}))

@@ -99,6 +99,27 @@ RULES = (
         "a cache's flush is not atomic with concurrent training: saves are written between steps",
         lambda o: _cached(o) and o.background,
     ),
+    # --- growing vocabularies ---
+    Rule(
+        REFUSED,
+        "DeviceCache on a table that evicts rows",
+        lambda o: any(t.cache and t.eviction for t in o.tables),
+    ),
+    Rule(
+        REFUSED,
+        "DeviceCache on a table that admits keys",
+        lambda o: any(t.cache and t.count for t in o.tables),
+    ),
+    Rule(
+        REFUSED,
+        "DelayedGlobal with tables that evict rows",
+        lambda o: o.schedule == "delayed" and any(t.eviction for t in o.tables),
+    ),
+    Rule(
+        REFUSED,
+        "DelayedGlobal with tables that admit keys",
+        lambda o: o.schedule == "delayed" and any(t.count for t in o.tables),
+    ),
     # --- update rules ---
     Rule(CONTENT, "Keras has no such optimizer", lambda o: o.matched and o.rule == "rowwise_adagrad"),
     # --- tables ---
@@ -161,6 +182,9 @@ def objection(options: Options) -> Rule | None:
 #   between runs, and it decides that step first.
 # - CONTENT: `load_weights` resets the optimizer's iterations, so that checkpoints are no longer in their order. It is
 #   drawn without checkpoints.
+# - CONTENT: `load_weights` of a table that evicts rows. The docs do not say how many steps the loaded rows count.
+# - REFUSED: A step with more keys than `max_rows` of an eviction. `draw.py` chooses larger bounds.
+# - CONTENT: `evict` with the policy "live", which finds its position by the step of the tables.
 # - REFUSED: Looking ahead if all rows are in the memory of the machine.
 def may_look_ahead(options: Options) -> bool:
     """Whether `tsps.lookahead` is drawn."""
@@ -169,7 +193,8 @@ def may_look_ahead(options: Options) -> bool:
 
 def may_load_weights(options: Options) -> bool:
     """Whether `load_weights` is drawn."""
-    return options.policy == "none" and options.schedule == "synchronous" and not _cached(options)
+    evicts = any(table.eviction for table in options.tables)
+    return options.policy == "none" and options.schedule == "synchronous" and not _cached(options) and not evicts
 
 
 def may_refuse(options: Options) -> bool:

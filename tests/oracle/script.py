@@ -147,6 +147,11 @@ class Script:
             layer.set_weights([matrix])
         self._ranks.barrier("oracle.set_weights")
 
+    def _evict(self, operation: Operation, number: int) -> None:
+        """Evicts all rows of a table that are due."""
+        self._net.layers[operation.table].evict(table=f"table{operation.table}")
+        self._ranks.barrier("oracle.evict")
+
     def _rate(self, operation: Operation, number: int) -> None:
         self._net.optimizer.learning_rate = operation.value
 

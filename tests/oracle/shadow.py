@@ -54,7 +54,7 @@ class Shadow:
             return
         timeline = None
         if begins:
-            timeline = self._timeline(number, _position(begins[0]))
+            timeline = self._timeline(number, _position(begins[0]), shots[begins[0]])
             if timeline is None:
                 return
             self._check_labels(number, shots, timeline, folder)
@@ -78,7 +78,14 @@ class Shadow:
             rows = _table.initial_rows(fact, data.pool(options, t), options.tables[t].dim)
             initial.append(_stored(rows, options.tables[t].dtype))
         salts = [fact["salt"] for fact in facts[0]]
-        self._model = Model(options, initial, salts, self._plan.fault)
+        # Training does not decide which node owns a key.
+        owners = [
+            _table.owners(data.pool(options, t), options.shards(t))
+            if options.shards(t) > 1
+            else np.zeros(options.tables[t].keys, np.int64)
+            for t in range(len(options.tables))
+        ]
+        self._model = Model(options, initial, salts, owners, self._plan.fault)
         self.comparison = Comparison(self._model)
         first = self._model.first()
         self._states = {(0, 0): first}
@@ -93,6 +100,7 @@ class Shadow:
         assert self.comparison is not None
         if not self._options.named:
             self.candidates = {(0, 0): self._model.first()}
+            self.comparison.count_from_zero(self._model.first())
         if not self.candidates or self._options.any_table(cache="lru") or self._options.any_table(cache="admission"):
             return
         problems_of = {
@@ -109,9 +117,16 @@ class Shadow:
             problems_of[fewest],
         )
 
-    def _timeline(self, number: int, begin: Position) -> Timeline | None:
-        """Returns the states of a run that began at a position; None: it must not begin there."""
+    def _timeline(self, number: int, begin: Position, ranks: dict[int, Arrays]) -> Timeline | None:
+        """Returns the states of a run that began at a position; None: it must not begin there.
+
+        Args:
+          number: The number of the run.
+          begin: The position.
+          ranks: The snapshots that ranks wrote there.
+        """
         assert self._model is not None
+        assert self.comparison is not None
         options = self._options
         if options.policy in ("checkpointer", "callback"):
             if begin < self._oldest:
@@ -132,9 +147,34 @@ class Shadow:
                 base, first = base.copy(), self._model.first()
                 base.dense, base.dense_slots, base.iterations = first.dense, first.dense_slots, 0
                 base.rate, base.pending, base.in_cycle = first.rate, [], 0
+        base = base.copy()
+        self._take_seeds(number, base, ranks)
+        # The tables of a live job keep their counters. Others count from the time when they were made.
+        if number and options.policy != "live":
+            self.comparison.count_from(base, ranks)
+        else:
+            self.comparison.count_from_zero(self._model.first())
         timeline = Timeline(self._model, self._plan.operations, begin, base)
         self._states |= timeline.states
         return timeline
+
+    def _take_seeds(self, number: int, base: State, ranks: dict[int, Arrays]) -> None:
+        """Gives the policies the seeds of the tables' hashes, which each job draws."""
+        for t, table in enumerate(base.tables):
+            for shard, policies in enumerate(table.policies):
+                of_node = [
+                    tuple(arrays[f"table{t}.seeds"].tolist())
+                    for rank, arrays in ranks.items()
+                    if len(table.policies) == 1 or self._options.node_of(rank) == shard
+                ]
+                if len(set(of_node)) > 1:
+                    self.problems.append(f"run {number}: ranks with the same rows have other hashes: {of_node}")
+                if not of_node:
+                    continue
+                sketch = policies.admissions.index_seed if policies.admissions is not None else 0
+                if policies.has_counts and sketch != of_node[0][1]:
+                    self.problems.append(f"run {number}: counts of table {t} were restored with other hashes")
+                policies.take_seeds(*of_node[0])
 
     # --- results of a run ---
 

@@ -10,14 +10,18 @@ import numpy as np
 
 from tests.oracle.options import Options
 
+# What policies have done to a table since it was made, in the order of `Table.stats()`'s description.
+COUNTERS = ("evicted_unused", "evicted_excess", "admitted", "gradients_dropped")
+
 
 def of_table(reader: Any) -> dict[str, np.ndarray]:
     """Returns keys, rows and slots of an open table, in the order of the keys."""
     with reader.scan(slots=True) as scan:
-        keys, rows, slots, _ = scan.read()
+        keys, rows, slots, metadata = scan.read()
     order = np.argsort(keys)
     slot_arrays = {f"slot{i}": slot[order] for i, slot in enumerate(slots)}
-    return {"keys": keys[order], "rows": rows[order], **slot_arrays}
+    uses = {"use": metadata["use"][order]} if "use" in metadata else {}
+    return {"keys": keys[order], "rows": rows[order], **slot_arrays, **uses}
 
 
 def of_job(network: Any) -> dict[str, np.ndarray]:
@@ -26,7 +30,11 @@ def of_job(network: Any) -> dict[str, np.ndarray]:
     for t, binding in enumerate(network.bindings):
         reader = binding.reader()
         arrays |= {f"table{t}.{name}": array for name, array in of_table(reader).items()}
-        arrays[f"table{t}.on_disk"] = np.asarray(reader.stats().get("rows_on_disk", 0))
+        stats = reader.stats()
+        arrays[f"table{t}.on_disk"] = np.asarray(stats.get("rows_on_disk", 0))
+        arrays[f"table{t}.counters"] = np.array([stats[name] for name in COUNTERS])
+        sketch = binding.sketch().stats()["index_seed"] if binding.config.admission else 0
+        arrays[f"table{t}.seeds"] = np.array([stats["index_seed"], sketch], np.uint64)
         arrays["step"] = np.asarray(reader.step)
     optimizer = network.optimizer
     arrays["dense"] = network.dense.numpy()[None]

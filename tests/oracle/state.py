@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import numpy as np
+
+from tests.oracle.policies import Policies
 
 
 @dataclasses.dataclass
@@ -17,11 +20,13 @@ class TableState:
       present: bool[keys]: whether the table has a row.
       rows: float32[keys, dim]; for absent keys, their initial values.
       slots: float32[keys, dim] or [keys, 1] each; for absent keys, their initial values.
+      policies: Eviction and admission, for each node that has a part of the table; empty: the table has neither.
     """
 
     present: np.ndarray
     rows: np.ndarray
     slots: list[np.ndarray]
+    policies: list[Policies] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -36,7 +41,8 @@ class State:
       iterations: The number of updates that the optimizer counts.
       rate: The learning rate.
       pending: Gradients of tables that a delayed schedule has not applied. For each step: for each table, a dict from
-        position in the pool to gradient; the learning rate; the number of the update.
+        position in the pool to gradient; for each table, the number of ids of each position; the learning rate; the
+        number of the update.
       in_cycle: The number of steps since the delayed schedule drained.
       saved: Tables, dense weights, iterations and rate that `save_weights` wrote, or None.
     """
@@ -47,7 +53,9 @@ class State:
     step: int
     iterations: int
     rate: float
-    pending: list[tuple[list[dict[int, np.ndarray]], float, int]] = dataclasses.field(default_factory=list)
+    pending: list[tuple[list[dict[int, np.ndarray]], list[Counter[int]], float, int]] = dataclasses.field(
+        default_factory=list
+    )
     in_cycle: int = 0
     saved: Any = None
 
