@@ -92,7 +92,8 @@ class Checkpoint(_keras.keras.callbacks.Callback):
           on_preemption: After SIGTERM or SIGINT on any rank, save at the next step on which the ranks agree, within
             about a second, and raise SystemExit on all ranks, with 128 + the number of the signal (143, 130). A handler
             of the program is called after the save, on the ranks that got the signal.
-          allow, renames: How the model may differ from the checkpoint: see `Checkpointer.restore`.
+          allow: The differences from the checkpoint that are accepted: see `Checkpointer.restore`.
+          renames: The names that tables have now, by their names in the checkpoint.
 
         Raises:
           TypeError: `directory` is not a path, an extra is not a variable, or as `Checkpointer.restore`.
