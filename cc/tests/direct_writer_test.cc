@@ -47,8 +47,10 @@ std::string Bytes(size_t n) {
   return bytes;
 }
 
-// A file on the disk; those in TempDir are in shared memory.
-std::string OnDisk() { return ::testing::TempDir() + "direct_writer_test"; }
+// A file of this process on the disk; those in TempDir are in shared memory.
+std::string OnDisk() {
+  return ::testing::TempDir() + "direct_writer_test-" + std::to_string(getpid());
+}
 
 TEST(DirectWriter, WritesWhatWasAdded) {
   const TempDir dir;

@@ -628,3 +628,11 @@ def test_a_format_that_has_changed_silently_is_named(written: Path, tmp_path: Pa
 def test_the_corpus_is_small() -> None:
     sizes = {path: path.stat().st_size for path in format_support.DATA.rglob("*") if path.is_file()}
     assert sum(sizes.values()) < MOST_BYTES, max(sizes, key=lambda path: sizes[path])
+
+
+def test_the_document_has_the_layout_hash_of_groups() -> None:
+    newest = max(path.name for path in DATA.glob("group-*"))
+    number, layout_hash = newest.split("-")[1:]
+    text = (ROOT / "docs" / "format.md").read_text()
+    assert f"`{layout_hash}` in `group`" in text
+    assert f"| group, record log | {number}, " in text
