@@ -94,6 +94,27 @@ def test_leftovers_of_a_killed_job_are_removed_and_a_running_one_is_left_alone(r
 
 
 @pytest.mark.parametrize(
+    "files", [{}, {"undo": 4096, "writer.lock": 0, "group": 0}, {"undo": 4096, "writer.lock": 0, "group": 8192}]
+)
+def test_a_named_job_that_was_killed_while_it_made_its_group_starts_again(root, files):
+    (root / "ctr-n0").mkdir(mode=0o700)
+    for name, size in files.items():
+        (root / "ctr-n0" / name).write_bytes(bytes(size))
+    write = "import numpy as np\nbinding.assign(np.array([7]), np.ones((1, 4), np.float32))\n"
+    read = "print(binding.reader().lookup([7]).tolist())"
+    environment = {"TFSPS_DIR": os.fspath(root), "TFSPS_JOB": "ctr"}
+    assert json.loads(run_child(ONE + TABLE + write + read, **environment)) == [[1, 1, 1, 1]]
+
+
+def test_a_named_job_does_not_remove_tables_without_a_control_file(root):
+    (root / "ctr-n0" / "t0000-user").mkdir(parents=True, mode=0o700)
+    (root / "ctr-n0").chmod(0o700)
+    error = run_forked(ONE, TFSPS_DIR=os.fspath(root), TFSPS_JOB="ctr").stderr
+    assert f"NotFoundError: making the group {root}/ctr-n0: cannot open {root}/ctr-n0/group" in error
+    assert (root / "ctr-n0" / "t0000-user").is_dir()
+
+
+@pytest.mark.parametrize(
     ("given", "placement"),
     [
         ("weights=[np.ones((5, 2))]", "'replicated'"),

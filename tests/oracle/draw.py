@@ -72,7 +72,7 @@ def _bounded(choose: random.Random, options: Options) -> Options:
     """Gives evictions bounds that every step of the job fits into, and most tables more keys than that."""
     tables = []
     for t, table in enumerate(options.tables):
-        if table.has_policies and table.storage == "memory" and choose.random() < 0.3:
+        if table.has_policies and table.storage == "memory" and choose.random() < (0.7 if table.max_rows else 0.3):
             table = dataclasses.replace(table, keys=3000)
         if table.max_rows:
             sized = dataclasses.replace(options, tables=(*tables, table, *options.tables[t + 1 :]))

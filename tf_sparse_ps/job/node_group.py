@@ -55,6 +55,9 @@ class NodeGroup:
         self.session = Session(self.path, identity.run, collectives.local_rank, collectives.local_size)
         outcome = "refuse"
         if identity.name is not None:
+            if identity.is_leader:
+                with job_folder.locked(self._folder):
+                    job_folder.remove_unmade(self.path)
             outcome = undecided_step.settle(self.path, identity, collectives)
         # After this, all nodes have published or undone an undecided step, so the group can get the id of this run.
         all_or_none(

@@ -20,6 +20,7 @@ from tf_sparse_ps.errors import AccessError, NoSpaceError, TableError
 from tf_sparse_ps.folders import Folder, Trust, open_regular
 
 EXCHANGE = ".exchange-"  # begins the name of the folder in a group that belongs to one run of the job
+_MADE_FIRST = {"undo", "writer.lock", "group"}  # the files of a group without tables, in the order of their creation
 _UNNAMED = re.compile(r"[0-9a-f]{32}-n\d+")
 
 
@@ -138,6 +139,24 @@ def remove_group(path: str) -> None:
     """Removes a group's directory, and the rows of its tables on disks."""
     with contextlib.suppress(TableError):
         _table.remove_rows_on_disk(path)
+    remove_folder(path)
+
+
+def remove_unmade(path: str) -> None:
+    """Removes the directory of a group if its leader was killed while it made the group, before it made a table.
+
+    The caller has locked the folder that contains the groups, as a leader does while it makes its group.
+    """
+    with Folder.open(os.path.dirname(path), Trust.OWN) as parent:
+        if not parent.is_folder(os.path.basename(path)):
+            return
+        with parent.own(os.path.basename(path)) as group:
+            if not _MADE_FIRST.issuperset(names := group.names()):
+                return
+            if "group" in names:
+                with os.fdopen(group.open_file("group", os.O_RDONLY | os.O_CLOEXEC), "rb") as control:
+                    if control.read(8).strip(b"\0"):  # the header is written last
+                        return
     remove_folder(path)
 
 
