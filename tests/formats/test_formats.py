@@ -631,8 +631,8 @@ def test_the_corpus_is_small() -> None:
 
 
 def test_the_document_has_the_layout_hash_of_groups() -> None:
-    newest = max(path.name for path in DATA.glob("group-*"))
+    newest = max(path.name for path in format_support.DATA.glob("group-*"))
     number, layout_hash = newest.split("-")[1:]
-    text = (ROOT / "docs" / "format.md").read_text()
+    text = (format_support.DATA.parents[2] / "docs" / "format.md").read_text()
     assert f"`{layout_hash}` in `group`" in text
     assert f"| group, record log | {number}, " in text
