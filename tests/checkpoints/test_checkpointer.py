@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import callbacks, cli
+from tf_sparse_ps import callbacks, cli, optimizers
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps.callbacks import rank_clock
 from tf_sparse_ps.checkpoints import array_file, fault_points, manifest, stored_checkpoint, tables, variables
@@ -120,6 +120,27 @@ def test_a_restored_model_trains_as_the_saved_one(tmp_path: Path) -> None:
         for epoch in (1, 2):
             model.fit(make(epoch), verbose=0)
     must_equal(content(restored_model), content(saved_model))
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_slots_of_a_later_step_are_reset_by_a_checkpoint_of_before_the_first(tmp_path: Path, is_bound: bool) -> None:
+    model = make_model()
+    (saved,) = tables.of(model)
+    saved.assign(np.arange(50), np.ones((50, 3), np.float32))
+    tsps.Checkpointer(tmp_path, model, model.optimizer, background=False).save()
+
+    restarted = make_model()  # a table as a named job finds it again, which was killed in a later step
+    (binding,) = tables.of(restarted)
+    binding.bind_optimizer(optimizers.Adam())
+    binding.assign(np.arange(60), np.full((60, 3), 5, np.float32), [np.full((60, 3), 7, np.float32)] * 2)
+    if not is_bound:  # in this process
+        binding.optimizer = None
+    tsps.Checkpointer(tmp_path, restarted, restarted.optimizer).restore()
+    keys, rows, slots, _ = binding.reader().scan(slots=True).read()
+    assert sorted(keys) == list(range(50))
+    assert (rows == 1).all()
+    assert [np.count_nonzero(slot) for slot in slots] == [0, 0]
+    restarted.train_on_batch(np.zeros((4, 2), np.int64), np.ones((4, 1)))
 
 
 @pytest.mark.parametrize("rows", [10, 100])

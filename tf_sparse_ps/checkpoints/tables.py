@@ -366,6 +366,8 @@ class Stored:
         widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
         content = number_of("restored", self._folder.name, self._step, binding.ordinal)
         rows.replace(binding, meta, widths, blocks, content)
+        if rule["kind"] == "none":  # saved before the first step: a named job's table may have slots of a later one
+            binding.reset_slots()
         binding.set_trained_by(*info["trained_by"])  # the job's optimizer becomes that of the checkpoint, too
         # All nodes have read the file: none needs to be given what another one has written.
         binding.agree(0, content)

@@ -177,6 +177,14 @@ class TableBinding:
                     _ops.renew_slots(self.path, self.uuid)
         self.optimizer = optimizer
 
+    def reset_slots(self) -> None:
+        """Gives all rows initial slots, if the table has an update rule. Every rank calls it; the leader writes."""
+        if self.optimizer is not None:
+            self.bind_optimizer(self.optimizer, renew=True)
+        elif self.group.is_leader:
+            with eager_ops(f"resetting the slots of table {self.path}") as _ops:
+                _ops.renew_slots(self.path, self.uuid)
+
     @contextlib.contextmanager
     def writing(self, what: int, *, rows: bool = False, whole: bool = False) -> Iterator[bool]:
         """Surrounds a write outside of steps. The leader writes; the node's other ranks wait until it has done so.
