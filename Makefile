@@ -192,7 +192,8 @@ simd: build  ## row optimizers, roundings and sums with each set of instructions
 	@set -e; for variant in $(SIMD); do \
 	  $(NATIVE) --variant=$$variant test --gtest_brief=1 --gtest_filter='*Row*:*Sum*:*Wire*:*Initializer*:*Merge*:*Bag*'; \
 	  $(NATIVE) --variant=$$variant package; \
-	  (cd build/native/$$variant && PYTHONPATH=$$PWD $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider \
+	  (cd build/native/$$variant && \
+	    TSPS_TEST_PACKAGE=$$PWD PYTHONPATH=$$PWD $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider \
 	    $(CURDIR)/tests/core/test_narrow_rows.py $(CURDIR)/tests/core/test_slot_widths.py); \
 	done
 

@@ -14,9 +14,10 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
-# The reference, the launcher of ranks with its batches, models, the example programs' helpers, and the benchmarks.
-SHARED = (TESTS / "reference", TESTS / "training", TESTS / "multirank", ROOT / "examples", ROOT)
+# The reference, the launcher of ranks with its batches, models, and the example programs' helpers.
+SHARED = (TESTS / "reference", TESTS / "training", TESTS / "multirank", ROOT / "examples")
 sys.path[:0] = map(str, SHARED)
+sys.path.append(str(ROOT))  # the benchmarks; at the end, because `make simd` tests another build of the package
 
 NEED_HOROVOD = ("multirank", "matrix")
 HOROVOD = importlib.util.find_spec("horovod") is not None
@@ -35,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["TSPS_TEST_COLLECTIVES"] = config.getoption("--collectives")  # launch.VARIABLE
+    tested, expected = importlib.util.find_spec("tf_sparse_ps"), os.environ.get("TSPS_TEST_PACKAGE")
+    if expected and (tested is None or not Path(str(tested.origin)).is_relative_to(expected)):
+        raise pytest.UsageError(f"tf_sparse_ps comes from {tested}, and {expected} is to be tested")
 
 
 def pytest_collection_finish() -> None:
