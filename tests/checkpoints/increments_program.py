@@ -193,14 +193,14 @@ def _flaw(name: str) -> None:
 
         Increments.saved = late  # type: ignore[method-assign]
     elif name == "manifest first":
-        deliver = StoreSave.deliver
+        upload = StoreSave.upload
 
         def finish(self: StoreSave, content: Manifest) -> None:
             self._store.put(f"{self.name}/manifest.json", content.encode())
             fault_points.reach("manifest_sent")
-            deliver(self)
+            upload(self)
 
-        StoreSave.deliver = lambda *_: None  # type: ignore[method-assign]
+        StoreSave.upload = lambda *_: None  # type: ignore[method-assign]
         StoreSave.finish = finish  # type: ignore[method-assign]
     else:
         assert name == "-"

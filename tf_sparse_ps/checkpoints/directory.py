@@ -80,11 +80,11 @@ class SaveFolder:
         """Surrounds the writing of a part."""
         return contextlib.nullcontext()
 
-    def deliver(self, may_continue: Callable[[], None] = lambda: None) -> None:
+    def upload(self, may_continue: Callable[[], None] = lambda: None) -> None:
         """Brings the files that were added to where all machines see them. Here they are there already.
 
         Args:
-          may_continue: Called again and again. An error that it raises ends the delivery.
+          may_continue: Called again and again. An error that it raises ends it.
         """
 
     def add(self, name: str, crc32: str | None = None) -> None:
@@ -111,7 +111,7 @@ class SaveFolder:
         return size
 
     def report(self, part: NodePart, node: int) -> None:
-        """Reports a node's part, whose files were delivered, to the process that writes the manifest."""
+        """Reports a node's part, whose files were uploaded, to the process that writes the manifest."""
         part.report(self.folder, node)
 
     def has_report(self, node: int) -> bool:

@@ -86,7 +86,7 @@ class StorePart(SaveFolder):
         except (ValueError, KeyError, TypeError):
             return False
 
-    def deliver(self, may_continue: Callable[[], None] = lambda: None) -> None:
+    def upload(self, may_continue: Callable[[], None] = lambda: None) -> None:
         """Uploads the files that were added, and removes them here."""
         while self._to_send:
             may_continue()
@@ -141,7 +141,7 @@ class StoreSave(StorePart, Save):
 
     def finish(self, content: Manifest) -> None:
         """Uploads what is not uploaded yet, and then the manifest, by one put."""
-        self.deliver()
+        self.upload()
         self._must_be_own()
         fault_points.reach("all_sent")
         self._store.put(f"{self.name}/{manifest.NAME}", content.encode())

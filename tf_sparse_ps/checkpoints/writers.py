@@ -178,7 +178,7 @@ class PartWriter:
 def _write_tables(
     save: SaveFolder, captured: Sequence[Captured], stamp: Mapping[str, Any], stopped: threading.Event
 ) -> list[TablePart]:
-    """Writes and delivers this node's part of each table, and frees what was captured."""
+    """Writes and uploads this node's part of each table, and frees what was captured."""
 
     def may_continue() -> None:
         if stopped.is_set():
@@ -190,5 +190,5 @@ def _write_tables(
             save.add(*file)
         assert table.part is not None
         parts.append(table.part)
-    save.deliver(may_continue)  # when all scans have ended: they hold memory
+    save.upload(may_continue)  # when all scans have ended: they hold memory
     return parts
