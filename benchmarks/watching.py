@@ -36,8 +36,8 @@ from benchmarks.watching_job import DIM, FIELDS, QUICK_ROWS, ROWS
 from tf_sparse_ps.node import rank_counters
 
 _RANKS = 2
-_TURNS = 6  # of each way, for each block
-_TURN_S, _QUICK_S = 2.0, 1.0
+_TURNS = 3  # of each way, for each block
+_TURN_S, _QUICK_S = 5.0, 1.0  # `top` reads PSS every 5 s
 _EVERY_S = 1.0
 _READY_S, _END_S, _POLL_S = 300.0, 60.0, 0.05
 _UNWATCHED, _TOP, _ENDPOINT = "unwatched", "top", "endpoint"
