@@ -305,6 +305,37 @@ def test_an_unreachable_store_does_not_make_checkpoints_damaged(
         checkpoints.newest()
 
 
+@pytest.mark.parametrize("folder", ["run1", "step-000000000002"])
+def test_a_listing_that_fails_does_not_make_checkpoints_damaged_or_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    url = f"flaky://{uuid.uuid4().hex}/run1"
+    checkpoints = StoreDirectory(url, tmp_path)
+    support.save(checkpoints, 1)
+    support.save(checkpoints, 2)
+    before, ls, left = files(url), Flaky.ls, [0]
+
+    def fail(self: Flaky, path: str, detail: bool = True, **options: Any) -> Any:
+        if left[0] and path.endswith(folder):
+            left[0] -= 1
+            raise OSError(5, "the network is down")
+        return ls(self, path, detail, **options)
+
+    monkeypatch.setattr(Flaky, "ls", fail)
+    left[0] = 2
+    newest, skipped = checkpoints.newest()
+    assert newest is not None
+    assert (newest.manifest.step, skipped, left) == (2, [], [0])
+    left[0] = 1000
+    with pytest.raises(OSError, match=f"{url} cannot be listed: .*network is down"):
+        checkpoints.newest()
+    with pytest.raises(OSError, match=f"{url} cannot be listed: .*network is down"):
+        support.save(checkpoints, 3)
+    left[0] = 0
+    checkpoints.store.remove(CLAIM)
+    assert files(url) == before
+
+
 # --- what is refused ---
 
 
@@ -333,7 +364,7 @@ def test_a_store_that_cannot_be_listed_is_refused_at_construction(monkeypatch: p
     def fail(*_: Any, **__: Any) -> None:
         raise PermissionError("no credentials")
 
-    monkeypatch.setattr(Flaky, "find", fail)
+    monkeypatch.setattr(Flaky, "ls", fail)
     with pytest.raises(OSError, match="flaky://x/run1 cannot be listed: PermissionError: no credentials"):
         tsps.callbacks.Checkpoint("flaky://x/run1")
 

@@ -70,16 +70,35 @@ class Store:
         return self._try("list", "", self._list)
 
     def _list(self) -> Listing:
+        # fsspec's `find` leaves out folders that could not be listed: checkpoints would seem to lack files.
         self._files.invalidate_cache()
-        try:
-            found = self._files.find(self._root, maxdepth=2, detail=True)
-        except FileNotFoundError:
-            return {}
-        listing: Listing = {}
-        for path, facts in found.items():
-            folder, _, name = str(path)[len(self._root) :].strip("/").rpartition("/")
-            listing.setdefault(folder, {})[name] = int(facts["size"] or 0)
+        files, folders = self._list_folder("")
+        listing: Listing = {"": files} if files else {}
+        for folder in sorted(folders):
+            files, _ = self._list_folder(folder)
+            if files:
+                listing[folder] = files
         return listing
+
+    def _list_folder(self, folder: str) -> tuple[dict[str, int], set[str]]:
+        """Returns the files of a folder, with their bytes, and its folders. A missing folder has none."""
+        root = self._at(folder).strip("/")
+        try:
+            entries = self._files.ls(self._at(folder), detail=True)
+        except FileNotFoundError:
+            return {}, set()
+        files: dict[str, int] = {}
+        folders: set[str] = set()
+        for facts in entries:
+            path = str(facts["name"]).strip("/")
+            if path == root:  # an object that stands for the folder itself
+                continue
+            name = path.rpartition("/")[2]
+            if facts["type"] == "directory":
+                folders.add(name)
+            else:
+                files[name] = int(facts["size"] or 0)
+        return files, folders
 
     def size(self, path: str) -> int | None:
         """Returns the bytes of a file, or None if it is not there."""
