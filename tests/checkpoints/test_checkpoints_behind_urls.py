@@ -256,6 +256,21 @@ def test_a_save_that_fails_is_reported_with_the_url_and_training_continues(tmp_p
     assert list(tmp_path.iterdir()) == [], "files are left on this machine"
 
 
+def test_a_restore_that_is_refused_names_the_url_and_leaves_nothing_on_this_machine(url: str, tmp_path: Path) -> None:
+    model = fit_support.make_model()
+    save_and_wait(tsps.Checkpointer(url, model, model.optimizer, staging=tmp_path))
+    inputs = fit_support.keras.Input([1], dtype="int64")
+    rows = fit_support.keras.layers.Flatten()(tsps.Embedding(None, 3)(inputs))
+    other = fit_support.keras.Model(inputs, fit_support.keras.layers.Dense(1)(rows))
+    other.compile(tsps.DistributedOptimizer(fit_support.keras.optimizers.SGD(0.1)), "mse")
+    checkpointer = tsps.Checkpointer(url, other, other.optimizer, staging=tmp_path)
+    with pytest.raises(ValueError, match="step-000000000000") as caught:
+        checkpointer.restore()
+    assert f"{url}/step-000000000000" in str(caught.value)
+    assert os.fspath(tmp_path) not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [], "files are left on this machine"
+
+
 def save_and_wait(checkpointer: tsps.Checkpointer) -> None:
     checkpointer.save()
     checkpointer.wait()
