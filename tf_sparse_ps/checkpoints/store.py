@@ -199,8 +199,7 @@ class Store:
         try:
             self._try("write", path, send)
         except _StoppedError as stopped:
-            assert stopped.__cause__ is not None
-            raise stopped.__cause__ from None
+            raise (stopped.__cause__ or stopped) from None
 
     def fetch(self, path: str, file: Path | None, progress: Callable[[int], None] | None = None) -> str:
         """Reads a file of the store, piece by piece.

@@ -250,8 +250,8 @@ class Stored:
         stamp = {key: facts.get(key) for key in self._stamp}
         if stamp != self._stamp:
             raise StateError(
-                f"{self._shown}/{name} is of {_described(stamp)}, and the checkpoint's manifest of {_described(self._stamp)}: dense "
-                "weights and tables are not of one step"
+                f"{self._shown}/{name} is of {_described(stamp)}, and the checkpoint's manifest of "
+                f"{_described(self._stamp)}: dense weights and tables are not of one step"
             )
         yield from arrays
 
