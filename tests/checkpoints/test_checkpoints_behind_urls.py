@@ -159,6 +159,87 @@ def test_a_slower_job_sends_nothing_more_when_another_one_has_begun_to_save(url:
     second.done_reading()
 
 
+def test_a_slower_job_does_not_remove_what_a_later_save_writes(url: str, tmp_path: Path) -> None:
+    first, second = StoreDirectory(url, tmp_path / "a"), StoreDirectory(url, tmp_path / "b")
+    with contextlib.ExitStack() as of_second:
+        saves: list[Any] = []
+
+        def act(point: str) -> None:
+            if point == "store_claimed" and not saves:
+                saves.append(None)
+                saves[0] = of_second.enter_context(second.saving(2, "the second"))
+                (saves[0].folder / "rows").write_bytes(b"of the second")
+                saves[0].add("rows")
+                saves[0].upload()
+
+        fault_points.set_action(act)
+        try:
+            with pytest.raises(WriterLockedError, match="by another job, whose save began later"):
+                support.save(first, 1)
+        finally:
+            fault_points.set_action(None)
+        (save,) = saves
+        save.finish(dataclasses.replace(support.manifest_of(2), name=save.name, files=tuple(save.files)))
+    assert files(url) == {"step-000000000002": [manifest.NAME, "rows"]}
+
+
+def test_a_slower_job_does_not_remove_old_checkpoints_any_more(url: str, tmp_path: Path) -> None:
+    first, second = StoreDirectory(url, tmp_path / "a"), StoreDirectory(url, tmp_path / "b")
+    old = support.save(first, 1)
+    with first.saving(2, "the first"), second.saving(3, "the second"):
+        with pytest.raises(WriterLockedError, match="by another job, whose save began later"):
+            first.remove(old)
+        assert files(url)["step-000000000001"] == WHOLE
+
+
+def test_a_checkpoint_whose_files_have_gone_is_not_finished(url: str, tmp_path: Path) -> None:
+    checkpoints = StoreDirectory(url, tmp_path)
+
+    def save() -> None:
+        with checkpoints.saving(1, "a test") as save:
+            (save.folder / "rows").write_bytes(b"rows")
+            save.add("rows")
+            save.upload()
+            checkpoints.store.remove(f"{save.name}/rows")
+            save.finish(dataclasses.replace(support.manifest_of(1), name=save.name, files=tuple(save.files)))
+
+    with pytest.raises(OSError, match="step-000000000001/rows has None bytes, and 4 were uploaded"):
+        save()
+    assert files(url) == {}
+
+
+def test_an_upload_of_a_slower_job_replaces_no_file_of_a_later_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"flaky://{uuid.uuid4().hex}/run1"
+    monkeypatch.setattr("tf_sparse_ps.checkpoints.store_directory._OWN_S", 0.0)
+    first, second = StoreDirectory(url, tmp_path / "a"), StoreDirectory(url, tmp_path / "b")
+    began: list[str] = []
+
+    def act(point: str) -> None:
+        if point == "piece_sent" and not began:
+            began.append(point)
+            support.save(second, 2)
+
+    def save_slowly() -> None:
+        with first.saving(2, "the first") as save:
+            (save.folder / support.FILES[0]).write_bytes(bytes(5 << 20))
+            save.add(support.FILES[0])
+            save.upload()
+
+    fault_points.set_action(act)
+    try:
+        with pytest.raises(WriterLockedError, match="by another job, whose save began later"):
+            save_slowly()
+    finally:
+        fault_points.set_action(None)
+    newest, skipped = second.newest_here()
+    assert newest is not None
+    assert skipped == []
+    support.must_hold(newest.path, 2)
+    second.done_reading()
+
+
 def test_two_processes_of_a_machine_do_not_share_a_staging_folder(url: str, tmp_path: Path) -> None:
     with (
         StoreDirectory(url, tmp_path).saving(1, "rank 0"),
@@ -256,6 +337,21 @@ def test_a_save_that_fails_is_reported_with_the_url_and_training_continues(tmp_p
     assert list(tmp_path.iterdir()) == [], "files are left on this machine"
 
 
+def test_a_restore_that_is_refused_names_the_url_and_leaves_nothing_on_this_machine(url: str, tmp_path: Path) -> None:
+    model = fit_support.make_model()
+    save_and_wait(tsps.Checkpointer(url, model, model.optimizer, staging=tmp_path))
+    inputs = fit_support.keras.Input([1], dtype="int64")
+    rows = fit_support.keras.layers.Flatten()(tsps.Embedding(None, 3)(inputs))
+    other = fit_support.keras.Model(inputs, fit_support.keras.layers.Dense(1)(rows))
+    other.compile(tsps.DistributedOptimizer(fit_support.keras.optimizers.SGD(0.1)), "mse")
+    checkpointer = tsps.Checkpointer(url, other, other.optimizer, staging=tmp_path)
+    with pytest.raises(ValueError, match="step-000000000000") as caught:
+        checkpointer.restore()
+    assert f"{url}/step-000000000000" in str(caught.value)
+    assert os.fspath(tmp_path) not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [], "files are left on this machine"
+
+
 def save_and_wait(checkpointer: tsps.Checkpointer) -> None:
     checkpointer.save()
     checkpointer.wait()
@@ -305,6 +401,37 @@ def test_an_unreachable_store_does_not_make_checkpoints_damaged(
         checkpoints.newest()
 
 
+@pytest.mark.parametrize("folder", ["run1", "step-000000000002"])
+def test_a_listing_that_fails_does_not_make_checkpoints_damaged_or_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    url = f"flaky://{uuid.uuid4().hex}/run1"
+    checkpoints = StoreDirectory(url, tmp_path)
+    support.save(checkpoints, 1)
+    support.save(checkpoints, 2)
+    before, ls, left = files(url), Flaky.ls, [0]
+
+    def fail(self: Flaky, path: str, detail: bool = True, **options: Any) -> Any:
+        if left[0] and path.endswith(folder):
+            left[0] -= 1
+            raise OSError(5, "the network is down")
+        return ls(self, path, detail, **options)
+
+    monkeypatch.setattr(Flaky, "ls", fail)
+    left[0] = 2
+    newest, skipped = checkpoints.newest()
+    assert newest is not None
+    assert (newest.manifest.step, skipped, left) == (2, [], [0])
+    left[0] = 1000
+    with pytest.raises(OSError, match=f"{url} cannot be listed: .*network is down"):
+        checkpoints.newest()
+    with pytest.raises(OSError, match=f"{url} cannot be listed: .*network is down"):
+        support.save(checkpoints, 3)
+    left[0] = 0
+    checkpoints.store.remove(CLAIM)
+    assert files(url) == before
+
+
 # --- what is refused ---
 
 
@@ -333,7 +460,7 @@ def test_a_store_that_cannot_be_listed_is_refused_at_construction(monkeypatch: p
     def fail(*_: Any, **__: Any) -> None:
         raise PermissionError("no credentials")
 
-    monkeypatch.setattr(Flaky, "find", fail)
+    monkeypatch.setattr(Flaky, "ls", fail)
     with pytest.raises(OSError, match="flaky://x/run1 cannot be listed: PermissionError: no credentials"):
         tsps.callbacks.Checkpoint("flaky://x/run1")
 

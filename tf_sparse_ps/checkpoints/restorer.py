@@ -85,6 +85,15 @@ class Restorer:
         bindings, entries = self._state.tables(), self._state.variables()
         with raising_on_all(self._ranks, f"restoring from {self._directory.name}", _TOGETHER):
             self._refuse_steps_before()
+        try:
+            restored = self._restore(bindings, entries)
+            if self._directory.is_remote and restored is not None:
+                self._ranks.allgather_object(None, "tsps.checkpoint.read")
+        finally:
+            self._directory.done_reading()
+        return restored
+
+    def _restore(self, bindings: list[TableBinding], entries: list[variables.Entry]) -> Restored | None:
         chosen = self._choose(read_once=True)
         if chosen.checkpoint is None:
             self._refuse_tables_of_other_steps(bindings)
@@ -100,11 +109,7 @@ class Restorer:
                 )
             checkpoint = chosen.checkpoint
             self._restore_tables(checkpoint, bindings, entries, is_read=True)
-        restored = self._restore_rest(checkpoint, bindings, entries)
-        if self._directory.is_remote:
-            self._ranks.allgather_object(None, "tsps.checkpoint.read")
-            self._directory.done_reading()
-        return restored
+        return self._restore_rest(checkpoint, bindings, entries)
 
     def _choose(self, *, read_once: bool) -> newest.Chosen:
         """Agrees on the checkpoint that all ranks restore."""
@@ -175,22 +180,22 @@ class Restorer:
             objections = [*stored_tables.check(bindings, *expected), *stored_variables.check(entries, *expected)]
             refuse(objections, self._allowance)
 
-        if not self._are_whole(compare, checkpoint.path, is_read=is_read):
+        if not self._are_whole(compare, checkpoint.shown, is_read=is_read):
             return False
         self._changes, self._stored_variables = stored_tables.changes, stored_variables
-        self._report = _report_of(checkpoint.path, bindings, stored_tables.match, stored_variables.match)
+        self._report = _report_of(checkpoint.shown, bindings, stored_tables.match, stored_variables.match)
         fault_points.reach("compared")
         self._saver.forget()
         stored_tables.initialize(bindings, self._ranks, self._written)
         self._written = stored_tables.ordinals(bindings)
         stored_tables.restore(bindings)
-        if not self._are_whole(stored_tables.check_read, checkpoint.path, is_read=is_read):
+        if not self._are_whole(stored_tables.check_read, checkpoint.shown, is_read=is_read):
             return False
         if bindings:
             stored_tables.set_step(self._ranks)
         return True
 
-    def _are_whole(self, read: Callable[[], None], path: Path, *, is_read: bool) -> bool:
+    def _are_whole(self, read: Callable[[], None], path: str, *, is_read: bool) -> bool:
         """Reads on all ranks, and returns on all whether there was no damage.
 
         Damage in files that have been read before is raised as an error, as all other errors are.
@@ -222,7 +227,7 @@ class Restorer:
         content, path = checkpoint.manifest, checkpoint.path
         rate_before = self._learning_rate()
         restored = Restored(path, [], None, None, self._report)
-        with raising_on_all(ranks, f"restoring {path}", _TOGETHER):
+        with raising_on_all(ranks, f"restoring {checkpoint.shown}", _TOGETHER):
             restored.metrics = self._stored_variables.restore(entries, ranks.rank, ranks.size)
             restored.learning_rate = self._learning_rate()
             if state.callbacks is not None and manifest.CALLBACKS in content.file_names:
@@ -270,12 +275,12 @@ class Restorer:
 
 
 def _report_of(
-    path: Path, bindings: Sequence[TableBinding], table_match: TableMatch, match: VariableMatch
+    path: str, bindings: Sequence[TableBinding], table_match: TableMatch, match: VariableMatch
 ) -> RestoreReport:
     names = [binding.config.name for binding in bindings]
     pairs = list(zip(names, table_match.numbers, strict=True))
     return RestoreReport(
-        str(path),
+        path,
         restored_tables=tuple(name for name, number in pairs if number is not None),
         renamed_tables=dict(table_match.renamed),
         new_tables=tuple(name for name, number in pairs if number is None),

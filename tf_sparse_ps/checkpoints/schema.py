@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tf_sparse_ps.checkpoints.allowance import (
@@ -38,7 +37,7 @@ class RestoreReport:
     weight that they belong to.
 
     Attributes:
-      path: The folder of the checkpoint, on this machine.
+      path: The folder of the checkpoint: a path of this machine, or a URL.
       restored_tables: Tables that have the rows of the checkpoint, renamed ones included.
       renamed_tables: The names of tables now, by their names in the checkpoint.
       new_tables: Tables that begin with initial values.
@@ -107,7 +106,7 @@ class TableMatch:
 
 
 def match_tables(
-    tables: Sequence[Facts], stored: Sequence[Facts], allowance: Allowance, classes: Collection[str], folder: Path
+    tables: Sequence[Facts], stored: Sequence[Facts], allowance: Allowance, classes: Collection[str], folder: str
 ) -> TableMatch:
     """Matches tables.
 
@@ -144,7 +143,7 @@ def match_tables(
 
 
 def _match_tables_by_name(
-    names: list[str], stored_names: list[str], allowance: Allowance, classes: Collection[str], folder: Path
+    names: list[str], stored_names: list[str], allowance: Allowance, classes: Collection[str], folder: str
 ) -> TableMatch:
     match = TableMatch([])
     for each in (names, stored_names):
@@ -183,7 +182,7 @@ def _rename_hint(new: Sequence[str], match: TableMatch) -> str:
     return f". If {new[0]!r} is another name of a table, say so: renames={{{match.dropped[0]!r}: {new[0]!r}}}"
 
 
-def _refused_rename(old: str, new: str, names: Sequence[str], stored_names: Sequence[str], folder: Path) -> str | None:
+def _refused_rename(old: str, new: str, names: Sequence[str], stored_names: Sequence[str], folder: str) -> str | None:
     here = f"renames={{{old!r}: {new!r}}}"
     if new not in names:
         return f"{here}: the model has no table {new!r}, but {list(names)}"
@@ -210,7 +209,7 @@ def _same_shape(facts: Facts, stored: Facts) -> bool:
 
 
 def _other_shape(
-    facts: Facts, stored: Facts, by_name: bool, names: Sequence[str], stored_names: Sequence[str], folder: Path
+    facts: Facts, stored: Facts, by_name: bool, names: Sequence[str], stored_names: Sequence[str], folder: str
 ) -> Objection:
     here, there = ({name: each[name] for name in ("dim", "key_limit")} for each in (facts, stored))
     text = (
@@ -277,7 +276,7 @@ class VariableMatch:
 
 
 def match_variables(
-    variables: Sequence[Facts], stored: Sequence[Facts], allowance: Allowance, classes: Collection[str], folder: Path
+    variables: Sequence[Facts], stored: Sequence[Facts], allowance: Allowance, classes: Collection[str], folder: str
 ) -> VariableMatch:
     """Matches dense variables.
 
@@ -313,7 +312,7 @@ def comparable_facts(facts: Facts) -> tuple[Any, ...]:
     return facts["kind"], facts["dtype"], tuple(facts["shape"])
 
 
-def _differences(here: Mapping[int, Facts], there: Mapping[int, Facts], folder: Path) -> str:
+def _differences(here: Mapping[int, Facts], there: Mapping[int, Facts], folder: str) -> str:
     pairs = itertools.zip_longest(here.values(), there.values())
     texts = [f"here {_named(a)}, stored {_named(b)}" for a, b in pairs if not _are_alike(a, b)]
     return (

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tf_sparse_ps.checkpoints import fault_points
 from tf_sparse_ps.errors import NotFoundError, UnsupportedError
@@ -32,6 +32,21 @@ _T = TypeVar("_T")
 
 def _nothing() -> None:
     """Does nothing."""
+
+
+class _StoppedError(Exception):
+    """The caller has ended an upload, by its cause."""
+
+
+def _abandon(target: Any) -> None:
+    """Closes a file of fsspec that was not written to its end. Where the store allows that, it does not appear."""
+    with contextlib.suppress(Exception):  # local files cannot be discarded
+        target.discard()
+    with contextlib.suppress(Exception):
+        if hasattr(target, "forced"):  # an `AbstractBufferedFile`, whose `close` would send the rest
+            target.closed = True
+        else:
+            target.close()
 
 
 class Store:
@@ -70,16 +85,35 @@ class Store:
         return self._try("list", "", self._list)
 
     def _list(self) -> Listing:
+        # fsspec's `find` leaves out folders that could not be listed: checkpoints would seem to lack files.
         self._files.invalidate_cache()
-        try:
-            found = self._files.find(self._root, maxdepth=2, detail=True)
-        except FileNotFoundError:
-            return {}
-        listing: Listing = {}
-        for path, facts in found.items():
-            folder, _, name = str(path)[len(self._root) :].strip("/").rpartition("/")
-            listing.setdefault(folder, {})[name] = int(facts["size"] or 0)
+        files, folders = self._list_folder("")
+        listing: Listing = {"": files} if files else {}
+        for folder in sorted(folders):
+            files, _ = self._list_folder(folder)
+            if files:
+                listing[folder] = files
         return listing
+
+    def _list_folder(self, folder: str) -> tuple[dict[str, int], set[str]]:
+        """Returns the files of a folder, with their bytes, and its folders. A missing folder has none."""
+        root = self._at(folder).strip("/")
+        try:
+            entries = self._files.ls(self._at(folder), detail=True)
+        except FileNotFoundError:
+            return {}, set()
+        files: dict[str, int] = {}
+        folders: set[str] = set()
+        for facts in entries:
+            path = str(facts["name"]).strip("/")
+            if path == root:  # an object that stands for the folder itself
+                continue
+            name = path.rpartition("/")[2]
+            if facts["type"] == "directory":
+                folders.add(name)
+            else:
+                files[name] = int(facts["size"] or 0)
+        return files, folders
 
     def size(self, path: str) -> int | None:
         """Returns the bytes of a file, or None if it is not there."""
@@ -117,38 +151,55 @@ class Store:
 
     # --- files ---
 
-    def send(self, file: Path, path: str, may_continue: Callable[[], None] = _nothing) -> None:
+    def send(
+        self,
+        file: Path,
+        path: str,
+        may_continue: Callable[[], None] = _nothing,
+        may_end: Callable[[], None] = _nothing,
+    ) -> None:
         """Copies a file of this machine to the store, piece by piece.
 
         Args:
           file: The file.
           path: Where to.
-          may_continue: Called again and again. An error that it raises ends the upload.
+          may_continue: Called before each piece. An error that it raises ends the upload.
+          may_end: Called before the file appears in the store, likewise.
 
         Raises:
           OSError: The store has failed again and again, or has another number of bytes in the end.
         """
         size = os.path.getsize(file)
-        stopped: list[BaseException] = []
+
+        def ask(may: Callable[[], None]) -> None:
+            try:
+                may()
+            except BaseException as error:
+                raise _StoppedError from error
 
         def send() -> None:
+            ask(may_continue)
             self._make_folder(path)
             block = max(_BLOCK, -(-size // _MOST_PARTS))
-            with open(file, "rb") as source, self._files.open(self._at(path), "wb", block_size=block) as target:
-                while piece := source.read(_PIECE):
-                    try:
-                        may_continue()
-                    except BaseException as error:
-                        stopped.append(error)
-                        return
-                    target.write(piece)
-                    fault_points.reach("piece_sent")
+            with open(file, "rb") as source:
+                target = self._files.open(self._at(path), "wb", block_size=block)
+                try:
+                    while piece := source.read(_PIECE):
+                        ask(may_continue)
+                        target.write(piece)
+                        fault_points.reach("piece_sent")
+                    ask(may_end)
+                except BaseException:
+                    _abandon(target)
+                    raise
+                target.close()
             if (there := self._size(path)) != size:
                 raise OSError(f"it has {there} bytes there, and {size} here")
 
-        self._try("write", path, send)
-        if stopped:
-            raise stopped[0]
+        try:
+            self._try("write", path, send)
+        except _StoppedError as stopped:
+            raise (stopped.__cause__ or stopped) from None
 
     def fetch(self, path: str, file: Path | None, progress: Callable[[int], None] | None = None) -> str:
         """Reads a file of the store, piece by piece.
@@ -227,6 +278,8 @@ class Store:
         while True:
             try:
                 return action()
+            except _StoppedError:
+                raise
             except FileNotFoundError as error:
                 if verb == "read":
                     raise

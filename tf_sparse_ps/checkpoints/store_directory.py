@@ -42,6 +42,7 @@ from tf_sparse_ps.table.path_claim import claimed
 CLAIM = "saving.json"
 _SAVING = re.compile(r"\.saving-.*")
 _SEEN_S = 5.0
+_OWN_EVERY_S, _OWN_S = 5.0, 1.0  # how often an upload asks whether another save has begun; when a file is complete
 
 
 class StorePart(SaveFolder):
@@ -53,6 +54,7 @@ class StorePart(SaveFolder):
         self._id = folder.name.rpartition("-")[2]
         self._to_send: list[str] = []
         self._sent_bytes = 0
+        self._own_at = float("-inf")  # when this was seen to be the last save that has begun
 
     @property
     def shown(self) -> str:
@@ -88,23 +90,37 @@ class StorePart(SaveFolder):
 
     def upload(self, may_continue: Callable[[], None] = lambda: None) -> None:
         """Uploads the files that were added, and removes them here."""
+
+        def may_continue_as_own() -> None:
+            may_continue()
+            self.must_be_own(_OWN_EVERY_S)
+
         while self._to_send:
             may_continue()
-            self._must_be_own()
+            self.must_be_own()
             name = self._to_send[0]
             file = self.folder / name
-            self._store.send(file, f"{self.name}/{name}", may_continue)
+            self._store.send(file, f"{self.name}/{name}", may_continue_as_own, lambda: self.must_be_own(_OWN_S))
             self._sent_bytes += file.stat().st_size
             self._to_send.pop(0)
             file.unlink()
             fault_points.reach("file_sent")
 
-    def _must_be_own(self) -> None:
+    def must_be_own(self, longest_s: float = 0.0) -> None:
+        """Raises WriterLockedError if another save has begun.
+
+        Args:
+          longest_s: For so many seconds, the last answer of the store is believed.
+        """
+        now = time.monotonic()
+        if now - self._own_at < longest_s:
+            return
         if not self.is_own():
             raise WriterLockedError(
                 f"{self._store.url} is being written by another job, whose save began later. Give each job a URL of "
                 "its own, and end one of the two"
             )
+        self._own_at = now
 
     def size(self) -> int:
         """Returns the bytes that the store has of this checkpoint, whoever sends them."""
@@ -113,7 +129,7 @@ class StorePart(SaveFolder):
         return 0
 
     def report(self, part: NodePart, node: int) -> None:
-        self._must_be_own()
+        self.must_be_own()
         self._store.put(f"{self.name}/{report_name(node)}", part.encode())
         fault_points.reach(fault_points.PART_REPORTED)
 
@@ -142,7 +158,14 @@ class StoreSave(StorePart, Save):
     def finish(self, content: Manifest) -> None:
         """Uploads what is not uploaded yet, and then the manifest, by one put."""
         self.upload()
-        self._must_be_own()
+        there = self._store.list().get(self.name, {})
+        for entry in content.files:
+            if there.get(entry.name) != entry.size:
+                raise DamagedFileError(
+                    f"{self.shown}/{entry.name} has {there.get(entry.name)} bytes, and {entry.size} were uploaded: "
+                    "something else removes or writes files there. Give each job a URL of its own"
+                )
+        self.must_be_own()
         fault_points.reach("all_sent")
         self._store.put(f"{self.name}/{manifest.NAME}", content.encode())
         fault_points.reach("manifest_sent")
@@ -168,6 +191,7 @@ class StoreDirectory(CheckpointDirectory):
         """
         self.store = Store(url)
         self._staging = Path(os.path.abspath(tempfile.gettempdir() if staging is None else staging))
+        self._save: StoreSave | None = None  # the one in progress
         self._copied = contextlib.ExitStack()  # removes what was copied to this machine
         self._digest = hashlib.sha256(f"{os.geteuid()} {self.store.url}".encode()).hexdigest()[:12]
 
@@ -264,14 +288,17 @@ class StoreDirectory(CheckpointDirectory):
             fault_points.reach("store_claimed")
             listing = self.store.list()
             folders = self._folders(listing)
+            claim = StorePart(self, self.path / f".saving--{own_id}", self.path)
             for name in listing:
                 if FOLDER_NAME.fullmatch(name) and manifest.NAME not in listing[name]:
+                    claim.must_be_own()  # otherwise the files may be those of the other save
                     self.store.remove_folder(name)
             fault_points.reach("store_leftovers_removed")
             attempt = max((folder.attempt for folder in folders if folder.step == step), default=0) + 1
             name = f"step-{step:012d}" + (f"-{attempt}" if attempt > 1 else "")
             save = StoreSave(self, self.path / f".saving-{name}-{own_id}", self.path / name)
             save.folder.mkdir(0o700)
+            self._save = save
             try:
                 fault_points.reach("folder_made")
                 yield save
@@ -281,12 +308,20 @@ class StoreDirectory(CheckpointDirectory):
                         self.store.remove_folder(name)
                 raise
             finally:
+                self._save = None
                 with contextlib.suppress(OSError):
                     if save.is_own():
                         self.store.remove(CLAIM)
 
     def remove(self, path: Path) -> None:
-        """Removes a checkpoint. Call it within `saving`."""
+        """Removes a checkpoint. Call it within `saving`.
+
+        Raises:
+          WriterLockedError: Another save has begun. It may build on the checkpoint.
+          OSError: From the store.
+        """
+        assert self._save is not None
+        self._save.must_be_own()
         self.store.remove(f"{path.name}/{manifest.NAME}")
         fault_points.reach("set_aside")
         self.store.remove_folder(path.name)

@@ -173,7 +173,7 @@ class Stored:
 
     def __init__(self, checkpoint: StoredCheckpoint) -> None:
         """Reads nothing."""
-        self._checkpoint, self._folder = checkpoint, checkpoint.path
+        self._checkpoint, self._shown = checkpoint, checkpoint.shown
         self._facts = checkpoint.manifest.row_tables
         # The number of the sketch of each table that has one.
         self._sketches = {
@@ -205,7 +205,7 @@ class Stored:
         """
         configs = [binding.config for binding in bindings]
         tables = [{"name": config.name, "dim": config.dim, "key_limit": config.key_limit} for config in configs]
-        self.match = schema.match_tables(tables, self._facts, allowance, classes, self._folder)
+        self.match = schema.match_tables(tables, self._facts, allowance, classes, self._shown)
         if self.match.objections:
             return self.match.objections
         restored = self._restored(bindings)
@@ -279,12 +279,12 @@ class Stored:
         for binding in other:
             if binding.leader_wrote_values or binding.weights_checksum:
                 raise StateError(
-                    f"table {binding.config.name!r}, which checkpoint {self._folder} lacks, has been written since the "
+                    f"table {binding.config.name!r}, which checkpoint {self._shown} lacks, has been written since the "
                     "program gave it its first values, and these are lost. If the job has a name, remove "
                     f"{job.current().group_path}, or use another TFSPS_JOB. Otherwise start the program again"
                 )
         for binding in other:
-            content = number_of("initialized", self._folder.name, self._step, binding.ordinal)
+            content = number_of("initialized", self._checkpoint.path.name, self._step, binding.ordinal)
             binding.replace([], content, whole=True)
             if binding.config.admission is not None and binding.group.is_leader:
                 binding.reset_counts()
@@ -311,7 +311,7 @@ class Stored:
         stored = StoredRows(self._checkpoint, number, shard)
         if stored.shard not in (None, shard):
             raise UnsupportedError(
-                f"checkpoint {self._folder} has of table {binding.config.name!r} {describe(stored.shard)}, and this "
+                f"checkpoint {self._shown} has of table {binding.config.name!r} {describe(stored.shard)}, and this "
                 f"node needs {describe(shard)}. What nodes have saved to a directory each (per_node=True) is restored "
                 "by as many nodes, in the same order, with the same placement"
             )
@@ -364,7 +364,7 @@ class Stored:
                     fault_points.reach("rows_restored")
 
         widths = [] if rule["kind"] == "none" else _table.slot_widths(rule["kind"], info["dim"])
-        content = number_of("restored", self._folder.name, self._step, binding.ordinal)
+        content = number_of("restored", self._checkpoint.path.name, self._step, binding.ordinal)
         rows.replace(binding, meta, widths, blocks, content)
         if rule["kind"] == "none":  # saved before the first step: a named job's table may have slots of a later one
             binding.reset_slots()

@@ -161,6 +161,7 @@ class Stored:
         """Reads nothing."""
         content = checkpoint.manifest
         self._folder, self._facts, self._stamp = checkpoint.path, content.variables, content.stamp
+        self._shown = checkpoint.shown
         self._n_ranks, self._file_names = content.ranks, content.file_names
         self.match = schema.VariableMatch({})
 
@@ -176,7 +177,7 @@ class Stored:
           What is not accepted.
         """
         facts = [entry.facts() for entry in entries]
-        self.match = schema.match_variables(facts, self._facts, allowance, classes, self._folder)
+        self.match = schema.match_variables(facts, self._facts, allowance, classes, self._shown)
         return self.match.objections
 
     def initialized(self, entries: Sequence[Entry]) -> list[Any]:
@@ -204,13 +205,13 @@ class Stored:
         for number, array in self._arrays(manifest.VARIABLES):
             if number >= len(self._facts):
                 raise DamagedFileError(
-                    f"{self._folder / manifest.VARIABLES} is damaged: it has more variables than the manifest"
+                    f"{self._shown}/{manifest.VARIABLES} is damaged: it has more variables than the manifest"
                 )
             self._take(entries, number, array, metrics)
             n_read += 1
         if n_read != len(self._facts):
             raise DamagedFileError(
-                f"{self._folder / manifest.VARIABLES} is damaged: it has {n_read} of {len(self._facts)}"
+                f"{self._shown}/{manifest.VARIABLES} is damaged: it has {n_read} of {len(self._facts)}"
             )
         rank_file = _rank_file_name(rank)
         if size == self._n_ranks and rank_file in self._file_names:
@@ -238,7 +239,7 @@ class Stored:
         if names:
             more = ", ..." if len(names) > _SHOWN else ""
             warnings.warn(
-                f"checkpoint {self._folder} was saved by {self._n_ranks} ranks, on which "
+                f"checkpoint {self._shown} was saved by {self._n_ranks} ranks, on which "
                 f"{', '.join(names[:_SHOWN])}{more} differed. All ranks resume with the values of rank 0",
                 stacklevel=4,
             )
@@ -249,8 +250,8 @@ class Stored:
         stamp = {key: facts.get(key) for key in self._stamp}
         if stamp != self._stamp:
             raise StateError(
-                f"{path} is of {_described(stamp)}, and the checkpoint's manifest of {_described(self._stamp)}: dense "
-                "weights and tables are not of one step"
+                f"{self._shown}/{name} is of {_described(stamp)}, and the checkpoint's manifest of "
+                f"{_described(self._stamp)}: dense weights and tables are not of one step"
             )
         yield from arrays
 
