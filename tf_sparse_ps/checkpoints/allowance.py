@@ -8,7 +8,7 @@ from typing import Any
 
 ADDED_TABLES, REMOVED_TABLES = "added_tables", "removed_tables"
 ADDED_VARIABLES, REMOVED_VARIABLES, CHANGED_VARIABLES = "added_variables", "removed_variables", "changed_variables"
-OTHER_ORDER = "other_order"  # of tables; each other value accepts it, too
+OTHER_ORDER = "other_order"  # of tables or variables; each other value accepts it, too
 CHANGES = (ADDED_TABLES, REMOVED_TABLES, ADDED_VARIABLES, REMOVED_VARIABLES, CHANGED_VARIABLES, OTHER_ORDER)
 
 

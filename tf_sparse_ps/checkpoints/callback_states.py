@@ -125,7 +125,8 @@ class CallbackStates:
 
         Args:
           stored: The result of `read`. None: the checkpoint has no states.
-          other_model: Whether the model differs from the one that was saved, so that best weights do not fit it.
+          other_model: Whether the model differs from the one that was saved, so that best weights do not fit it, or
+            are in another order.
         """
         unused = list(stored or ())
         without_state = []

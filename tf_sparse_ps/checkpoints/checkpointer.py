@@ -280,7 +280,7 @@ class Checkpointer:
         Args:
           allow: The differences that are accepted, some of "added_tables", "removed_tables", "added_variables",
             "removed_variables", "changed_variables" (dense variables of another shape or type, which are initialized)
-            and "other_order" (of tables; the other values include it). Optimizer variables follow the weight that they
+            and "other_order" (of names; the other values include it). Optimizer variables follow the weight that they
             belong to. A difference that does not occur is no error. All ranks give the same.
           renames: The names that tables have now, by their names in the checkpoint.
 

@@ -73,7 +73,7 @@ class FitCheckpointer(Checkpointer):
         assert states is not None
         assert restored is not None
         stored_states, restored.callback_states = restored.callback_states, None
-        states.restore(stored_states, other_model=restored.report.has_changes)
+        states.restore(stored_states, other_model=not restored.is_same_model)
         rate = _keras_state.learning_rate_variable(self._state.optimizer.inner_optimizer)
         if rate is not None and restored.learning_rate is not None:
             rate.assign(restored.learning_rate)

@@ -16,7 +16,7 @@ from tf_sparse_ps.checkpoints.allowance import Allowance, refuse
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.job_state import JobState
 from tf_sparse_ps.checkpoints.saver import Saver
-from tf_sparse_ps.checkpoints.schema import RestoreReport, TableMatch, VariableMatch
+from tf_sparse_ps.checkpoints.schema import RestoreReport, TableMatch, VariableMatch, shown
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint, is_damage
 from tf_sparse_ps.collectives.all_or_none import UNREACHABLE, error_text, must_agree, raise_failures, raising_on_all
 from tf_sparse_ps.errors import StateError
@@ -37,6 +37,7 @@ class Restored:
       callback_states: The states of this rank's callbacks; None if they were not read.
       learning_rate: The value of the optimizer's learning rate variable; None if it has none.
       report: What was restored, initialized and dropped.
+      is_same_model: Whether the model has the tables and variables that were saved, in the same order.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class Restored:
     callback_states: list[callback_states.Record] | None
     learning_rate: Any
     report: RestoreReport
+    is_same_model: bool
 
 
 class Restorer:
@@ -63,7 +65,7 @@ class Restorer:
         self._allowance = Allowance()
         self._classes: frozenset[str] = frozenset()  # of the model's layers
         self._stored_variables: Any = None  # those of the checkpoint, compared with the model
-        self._report = RestoreReport("")
+        self._report, self._is_same_model = RestoreReport(""), True
         self._written: set[int] = set()  # the ordinals of tables that were written
 
     def restore(self, allowance: Allowance) -> Restored | None:
@@ -184,6 +186,9 @@ class Restorer:
             return False
         self._changes, self._stored_variables = stored_tables.changes, stored_variables
         self._report = _report_of(checkpoint.shown, bindings, stored_tables.match, stored_variables.match)
+        self._is_same_model = not self._report.has_changes and not _are_reordered(
+            stored_tables.match, stored_variables.match
+        )
         fault_points.reach("compared")
         self._saver.forget()
         stored_tables.initialize(bindings, self._ranks, self._written)
@@ -226,7 +231,7 @@ class Restorer:
         state, ranks = self._state, self._ranks
         content, path = checkpoint.manifest, checkpoint.path
         rate_before = self._learning_rate()
-        restored = Restored(path, [], None, None, self._report)
+        restored = Restored(path, [], None, None, self._report, self._is_same_model)
         with raising_on_all(ranks, f"restoring {checkpoint.shown}", _TOGETHER):
             restored.metrics = self._stored_variables.restore(entries, ranks.rank, ranks.size)
             restored.learning_rate = self._learning_rate()
@@ -265,6 +270,13 @@ class Restorer:
                 "those after them",
                 stacklevel=5,
             )
+        if not self._is_same_model and (repeated := self._stored_variables.match.repeated):
+            warnings.warn(
+                f"the model is another one than was saved, and several of its variables have the name "
+                f"{shown(repeated)}. These were restored by their order: check that it is the same, and give the "
+                "layers different names",
+                stacklevel=5,
+            )
         if content.batch and content.ranks != ranks:
             warnings.warn(
                 f"checkpoint {path} was saved by {content.ranks} ranks, and this job has {ranks}. Each rank resumes at "
@@ -272,6 +284,12 @@ class Restorer:
                 "than were trained may be skipped or repeated",
                 stacklevel=5,
             )
+
+
+def _are_reordered(table_match: TableMatch, match: VariableMatch) -> bool:
+    places = [number for number in table_match.numbers if number is not None]
+    numbers = [match.numbers[number] for number in sorted(match.numbers)]
+    return places != sorted(places) or numbers != sorted(numbers)
 
 
 def _report_of(

@@ -1,8 +1,8 @@
 """Compares the tables and variables of a model with those of a checkpoint. Needs no TensorFlow.
 
-Without an `Allowance`, both are matched by their order, and any difference is refused. With one, they are matched by
-their names: new ones are initialized, and those that the model lacks are dropped. Optimizer variables follow the weight
-that they belong to. Their names contain the name of that weight, in Keras 2 and 3.
+Without an `Allowance`, both are matched by their order, and any difference is refused, also the same names in another
+order. With one, they are matched by their names: new ones are initialized, and those that the model lacks are dropped.
+Optimizer variables follow the weight that they belong to. In Keras 2 and 3 their names contain that of the weight.
 """
 
 from __future__ import annotations
@@ -117,8 +117,12 @@ def match_tables(
       folder: The checkpoint, for messages.
     """
     names, stored_names = [str(facts["name"]) for facts in tables], [str(facts["name"]) for facts in stored]
+    refusals = [_refused_rename(old, new, names, stored_names, folder) for old, new in allowance.renames.items()]
+    if any(refusals):
+        return TableMatch([], objections=[Objection(refusal) for refusal in refusals if refusal is not None])
     in_order = TableMatch(list(range(len(tables))))
-    if names == stored_names or (allowance and _differ_in_numbers_only(tables, stored, classes)):
+    by_number = allowance and not any(old in stored_names for old in allowance.renames)
+    if names == stored_names or (by_number and _differ_in_numbers_only(names, stored_names, classes)):
         match = in_order
     elif allowance:
         match = _match_tables_by_name(names, stored_names, allowance, classes, folder)
@@ -153,9 +157,7 @@ def _match_tables_by_name(
             return match
     new_names = list(stored_names)
     for old, new in allowance.renames.items():
-        if refusal := _refused_rename(old, new, names, stored_names, folder):
-            match.objections.append(Objection(refusal))
-        elif old in stored_names:
+        if old in stored_names:
             new_names[stored_names.index(old)] = match.renamed[old] = new
     numbers = {name: number for number, name in enumerate(new_names)}
     match.numbers = [numbers.get(name) for name in names]
@@ -222,14 +224,23 @@ def _other_shape(
     return _by_names(text, names, stored_names)
 
 
-def _differ_in_numbers_only(tables: Sequence[Facts], stored: Sequence[Facts], classes: Collection[str]) -> bool:
-    """Whether tables differ in nothing but numbers in the names of layers, as when a notebook's cell runs again."""
+def _differ_in_numbers_only(names: Sequence[str], stored: Sequence[str], classes: Collection[str]) -> bool:
+    """Whether names differ in Keras's numbers alone, in the same order, as when a notebook's cell runs again."""
+    numbers: dict[str, set[tuple[int, int]]] = collections.defaultdict(set)
+    for name, stored_name in itertools.zip_longest(names, stored, fillvalue=""):
+        for part, stored_part in itertools.zip_longest(name.split("/"), stored_name.split("/"), fillvalue=""):
+            cls = _class_of(part, classes)
+            if cls != _class_of(stored_part, classes) or (cls is None and part != stored_part):
+                return False
+            if cls is not None:
+                numbers[cls].add((_number_of(part), _number_of(stored_part)))
+    pairs = [pair for each in numbers.values() for pair in itertools.pairwise(sorted(each))]
+    return all(a < b and stored_a < stored_b for (a, stored_a), (b, stored_b) in pairs)
 
-    def unnumbered(facts: Facts) -> tuple[Any, ...]:
-        name = str(facts["name"])
-        return _class_of(name, classes) or name, facts["dim"], facts["key_limit"]
 
-    return [unnumbered(facts) for facts in tables] == [unnumbered(facts) for facts in stored]
+def _number_of(name: str) -> int:
+    found = re.search(r"_(\d+)$", name)
+    return int(found[1]) if found is not None else 0
 
 
 def _class_of(name: str, classes: Collection[str]) -> str | None:
@@ -257,6 +268,7 @@ class VariableMatch:
       numbers: For each variable that is restored, its place among those of the model, by its place in the checkpoint.
       restored, new, changed, dropped: The names of weights, seeds and extra variables, as in `RestoreReport`.
       shifted: Classes of layers whose numbers Keras may have given to other layers than in the checkpoint.
+      repeated: Names that several restored weights or extra variables have. These are matched by their order.
       objections: What is not accepted.
     """
 
@@ -266,6 +278,7 @@ class VariableMatch:
     changed: list[str] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
     shifted: list[str] = dataclasses.field(default_factory=list)
+    repeated: list[str] = dataclasses.field(default_factory=list)
     objections: list[Objection] = dataclasses.field(default_factory=list)
 
     @property
@@ -288,19 +301,29 @@ def match_variables(
     here = {number: facts for number, facts in enumerate(variables) if facts["kind"] != "metric"}
     there = {number: facts for number, facts in enumerate(stored) if facts["kind"] != "metric"}
     comparable = [list(map(comparable_facts, each.values())) for each in (here, there)]
-    if comparable[0] == comparable[1] and (
-        not allowance or _names_without_numbers(here, classes) == _names_without_numbers(there, classes)
-    ):
+    names, stored_names = _names(here), _names(there)
+    is_reordered = names != stored_names and sorted(names) == sorted(stored_names)
+    in_order = not is_reordered and (not allowance or _differ_in_numbers_only(names, stored_names, classes))
+    if in_order and comparable[0] == comparable[1]:
         match = VariableMatch(dict(zip(there, here, strict=True)))
         match.restored = [_clean(facts) for facts in here.values() if facts["kind"] != "optimizer"]
+        match.repeated = _repeated_names(names)
         return match
     match = _match_variables_by_name(here, there, classes)
+    match.repeated = [name for name in _repeated_names(names) if name in match.restored]
+    if not allowance and is_reordered and not match.objections and not match.changes:
+        text = (
+            f"the model's variables have the names of those of checkpoint {folder}, in another order: here "
+            f"{shown(names)}, stored {shown(stored_names)}. Build the model as it was saved"
+        )
+        match.objections = [Objection(text, (OTHER_ORDER,))]
+        return match
     if not allowance:
         missing = () if match.objections else Allowance().missing(match.changes)
         match.objections = [Objection(_differences(here, there, folder), missing)]
     elif missing := allowance.missing(match.changes):
-        names = (("new", match.new), ("other shape", match.changed), ("not in the model", match.dropped))
-        text = "; ".join(f"{what}: {shown(each)}" for what, each in names if each)
+        changed = (("new", match.new), ("other shape", match.changed), ("not in the model", match.dropped))
+        text = "; ".join(f"{what}: {shown(each)}" for what, each in changed if each)
         match.objections.append(
             Objection(f"checkpoint {folder} has other dense variables than the model: {text}", missing)
         )
@@ -333,9 +356,13 @@ def _clean(facts: Facts) -> str:
     return re.sub(r":\d+$", "", str(facts["name"]))
 
 
-def _names_without_numbers(variables: Mapping[int, Facts], classes: Collection[str]) -> list[str]:
-    names = [_clean(facts) for facts in variables.values() if facts["kind"] in ("weight", "extra")]
-    return ["/".join(_class_of(part, classes) or part for part in name.split("/")) for name in names]
+def _names(variables: Mapping[int, Facts]) -> list[str]:
+    """Returns the names of weights and extra variables."""
+    return [_clean(facts) for facts in variables.values() if facts["kind"] in ("weight", "extra")]
+
+
+def _repeated_names(names: Sequence[str]) -> list[str]:
+    return [name for name, n in collections.Counter(names).items() if n > 1]
 
 
 def _match_variables_by_name(
@@ -398,6 +425,12 @@ def _match_optimizer(
     stored_weights: Mapping[_Weight, int],
 ) -> None:
     """Matches the optimizer variables of weights that are restored, and those of no weight."""
+    names = {weight.name for weight in (*weights, *stored_weights) if weight.kind == "weight"}
+    if repeated := _repeated_names([_flat(name) for name in names]):
+        same = sorted(name for name in names if _flat(name) == repeated[0])
+        text = f"the optimizer variables of the weights {same} have the same names: it is not known which is which"
+        match.objections.append(Objection(text))
+        return
     slots, stored_slots = _slots(here, weights), _slots(there, stored_weights)
     restored = {weight for weight, number in stored_weights.items() if number in match.numbers}
     for weight in [None, *restored]:
