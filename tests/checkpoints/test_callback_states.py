@@ -193,7 +193,7 @@ def test_without_its_state_an_epoch_more_is_trained(tmp_path: Path, monkeypatch:
     """The control: without the state, the test above would fail."""
     uninterrupted, restarted = (Job(tmp_path / name, CASES["early stopping"]) for name in ("whole", "broken"))
     uninterrupted.run()
-    monkeypatch.setattr(callback_states.CallbackStates, "restore", lambda *_: None)
+    monkeypatch.setattr(callback_states.CallbackStates, "restore", lambda *_, **__: None)
     restarted.run(end_at=22)
     restarted.run()
     assert len(set(restarted.seen)) > len(uninterrupted.seen)
