@@ -26,7 +26,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import cli
-from tf_sparse_ps.checkpoints import compaction, directories, fault_points, manifest, store
+from tf_sparse_ps.checkpoints import compaction, directories, fault_points, manifest, store, stored_checkpoint
 from tf_sparse_ps.checkpoints.manifest import FileEntry
 from tf_sparse_ps.checkpoints.node_part import NodePart
 from tf_sparse_ps.checkpoints.store_directory import CLAIM, StoreDirectory
@@ -443,6 +443,9 @@ def test_a_listing_that_fails_does_not_make_checkpoints_damaged_or_missing(
         ("simplecache::memory://a/b", {}, UnsupportedError, "is a chain of URLs"),
         ("memory://", {}, UnsupportedError, "names no directory"),
         ("memory://a/b", {"per_node": True}, ValueError, "Leave per_node out"),
+        ("memory://a/b*", {}, UnsupportedError, "fsspec reads as a pattern"),
+        ("memory://a/b", {"staging": "memory://c"}, InvalidArgumentError, "must be a folder of this machine"),
+        (Path("s3://bucket/run1"), {}, InvalidArgumentError, "Give the URL as a str"),
         ("/tmp/checkpoints", {"staging": "/tmp"}, InvalidArgumentError, "`staging` is for directories that are URLs"),
     ],
 )
@@ -463,6 +466,25 @@ def test_a_store_that_cannot_be_listed_is_refused_at_construction(monkeypatch: p
     monkeypatch.setattr(Flaky, "ls", fail)
     with pytest.raises(OSError, match="flaky://x/run1 cannot be listed: PermissionError: no credentials"):
         tsps.callbacks.Checkpoint("flaky://x/run1")
+
+
+def test_a_missing_staging_folder_is_no_damage_of_the_checkpoint(url: str, tmp_path: Path) -> None:
+    objects = store.Store(url)
+    objects.put("step-000000000001/rows", b"some rows")
+    with pytest.raises(OSError, match="rows cannot be written") as caught:
+        objects.fetch("step-000000000001/rows", tmp_path / "gone" / "rows")
+    assert caught.value.errno is None
+    assert not stored_checkpoint.is_damage(caught.value)
+
+
+def test_a_transfer_with_an_error_is_read_again(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = StoreDirectory(url, tmp_path)
+    support.save(checkpoints, 3)
+    fetch, wrong = store.Store.fetch, ["00000000"]
+    monkeypatch.setattr(store.Store, "fetch", lambda *args: wrong.pop() if wrong else fetch(*args))
+    newest, skipped = checkpoints.newest_here()
+    assert (newest is not None, skipped, wrong) == (True, [], [])
+    checkpoints.done_reading()
 
 
 # --- kills ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from tf_sparse_ps.checkpoints.store_directory import StoreDirectory
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError
 from tf_sparse_ps.urls import is_url
+
+_URL_AS_PATH = re.compile(r"[a-z][a-z0-9+.-]+:/")
 
 
 def open_directory(
@@ -26,10 +29,15 @@ def open_directory(
       per_node: Each machine has a directory of its own.
 
     Raises:
-      InvalidArgumentError: `per_node` was given with a URL, or `staging` with a path.
+      InvalidArgumentError: `per_node` was given with a URL, or `staging` with a path or as a URL; or a URL was made a
+        `Path`.
       UnsupportedError: The URL cannot be opened.
       OSError: The URL cannot be listed.
     """
+    if isinstance(directory, Path) and _URL_AS_PATH.match(str(directory)):
+        raise InvalidArgumentError(
+            f"pathlib has made a path of a URL. Give the URL as a str. Received: directory={directory!r}"
+        )
     if not is_url(directory):
         if staging is not None:
             raise InvalidArgumentError(
@@ -42,6 +50,8 @@ def open_directory(
             f"per_node=True is for directories of each machine, and all machines see {os.fspath(directory)}. Leave "
             "per_node out: each machine then uploads its part of every checkpoint"
         )
+    if staging is not None and is_url(staging):
+        raise InvalidArgumentError(f"`staging` must be a folder of this machine. Received: staging={staging!r}")
     return StoreDirectory(os.fspath(directory), staging)
 
 

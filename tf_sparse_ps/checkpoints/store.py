@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from tf_sparse_ps.checkpoints import fault_points
 from tf_sparse_ps.errors import NotFoundError, UnsupportedError
@@ -49,6 +49,14 @@ def _abandon(target: Any) -> None:
             target.close()
 
 
+def _local(file: Path) -> IO[bytes]:
+    """Opens a file of this machine to write to. If its folder is missing, the error is not that of a missing object."""
+    try:
+        return open(file, "wb")
+    except FileNotFoundError as error:
+        raise OSError(f"{file} cannot be written: {error}") from None
+
+
 class Store:
     """The objects behind a URL. Any thread may use it.
 
@@ -68,6 +76,8 @@ class Store:
             raise UnsupportedError(f"{url} is a chain of URLs. Checkpoints need one URL, such as s3://bucket/run1")
         if not url.partition("://")[2].strip("/"):
             raise UnsupportedError(f"{url} names no directory. Add one, as in s3://bucket/run1")
+        if set("*?[") & set(url):  # fsspec would remove what a pattern matches
+            raise UnsupportedError(f"{url} has one of *, ? and [, which fsspec reads as a pattern. Choose another name")
         if (protocol := url.partition("://")[0]) in _READ_ONLY:
             raise UnsupportedError(
                 f"{url} cannot hold checkpoints: fsspec does not write and remove files by {protocol}. Use a store "
@@ -221,7 +231,7 @@ class Store:
             crc = 0
             with contextlib.ExitStack() as stack:
                 source = stack.enter_context(self._files.open(self._at(path), "rb", block_size=_READ_AHEAD))
-                target = None if file is None else stack.enter_context(open(file, "wb"))
+                target = None if file is None else stack.enter_context(_local(file))
                 while piece := source.read(_PIECE):
                     crc = zlib.crc32(piece, crc)
                     if target is not None:

@@ -435,7 +435,10 @@ class StoreReader(CheckpointReader):
                 progress(entry.name, n)
 
         target = path / entry.name if self._copy else None
-        crc32 = self._directory.store.fetch(f"{path.name}/{entry.name}", target, tell)
-        if crc32 != entry.crc32:
+        for _ in range(2):  # an error of the transfer is not damage
+            crc32 = self._directory.store.fetch(f"{path.name}/{entry.name}", target, tell)
+            if crc32 == entry.crc32:
+                break
+        else:
             url = self._directory.shown(path)
             raise DamagedFileError(f"{url}/{entry.name} is damaged: its checksum is {crc32}, and was {entry.crc32}")
