@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import event_records
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import keras
 
 import tf_sparse_ps as tsps
-from tf_sparse_ps import _table, job
+from tf_sparse_ps import _table, errors, job
 from tf_sparse_ps._compat import _keras_fit
-from tf_sparse_ps.monitoring import row_samples
+from tf_sparse_ps.callbacks import event_files
+from tf_sparse_ps.monitoring import rates, row_samples
 from tf_sparse_ps.node import rank_counters
 
 pytestmark = pytest.mark.keras2_smoke
@@ -186,3 +189,35 @@ def test_bad_directories_are_refused(log_dir: Any, error: type[Exception]) -> No
 
 def test_numpy_integers_are_intervals() -> None:
     tsps.callbacks.TableMetrics("logs", every_steps=np.int64(3))
+
+
+def test_a_directory_that_cannot_be_written_ends_fit_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    metrics = tsps.callbacks.TableMetrics(tmp_path / "file" / "logs", every_steps=1000)
+    with pytest.raises(errors.InvalidArgumentError, match="cannot write to `log_dir`"):
+        fit(make_model(evicting()), 3, metrics)
+
+
+def test_training_continues_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise tf.errors.ResourceExhaustedError(None, None, "No space left on device")
+
+    monkeypatch.setattr(event_files.EventFiles, "write", fail)
+    metrics = tsps.callbacks.TableMetrics(tmp_path, every_steps=2)
+    with pytest.warns(UserWarning, match=r"writes no more figures .*No space left on device.* Training continues"):
+        history = fit(make_model(evicting()), 10, metrics)
+    assert len(history.history["loss"]) == 1
+
+
+def test_a_loop_after_a_fit_has_no_samples_per_second(tmp_path: Path) -> None:
+    model = make_model(evicting())
+    fit(model, 3)
+    group = job.current().group_path
+    before = rank_counters.read(group)
+    x, y = np.arange(BATCH * WIDTH).reshape(-1, WIDTH), np.ones([BATCH, 1])
+    for _ in range(3):
+        model.train_on_batch(x, y)
+        time.sleep(0.03)  # counters are shown at most once in 20 ms
+    found = rates.between(before, rank_counters.read(group), 1.0, 3)
+    assert found is not None
+    assert found.samples is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import tempfile
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from tf_sparse_ps import _table, job
 from tf_sparse_ps._compat import _keras, _keras_fit
 from tf_sparse_ps.callbacks.event_files import EventFiles
 from tf_sparse_ps.config.plain_numbers import check_interval, plain
-from tf_sparse_ps.errors import TableError
+from tf_sparse_ps.errors import InvalidArgumentError, TableError
 from tf_sparse_ps.monitoring import own_groups, rates, readings, row_samples
 from tf_sparse_ps.monitoring.rates import Rates
 from tf_sparse_ps.monitoring.readings import GroupReading, TableSize
@@ -49,6 +52,9 @@ class TableMetrics(_keras.keras.callbacks.Callback):
     In a job of several ranks, give it to all of them. Rank 0 writes the files: figures of the job into the directory,
     and those of each node into its subdirectory `node-N`. In a job of several nodes the leaders send their figures to
     rank 0 in one collective operation every `every_steps` steps.
+
+    `fit` fails after its first step if rank 0 cannot write to the directory. If writing fails later, such as on a full
+    disk, a warning says so and training continues without figures.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], *, every_steps: int = 100) -> None:
@@ -107,6 +113,9 @@ class TableMetrics(_keras.keras.callbacks.Callback):
         self._close()
 
     def _begin(self) -> None:
+        if job.current().rank == _WRITER:
+            _check_directory(self.log_dir)
+            self._files = EventFiles(self.log_dir)
         self._last_step = self._steps()
         samples.count(self.model)
         self._last = self._read()
@@ -122,10 +131,14 @@ class TableMetrics(_keras.keras.callbacks.Callback):
             nodes = [figures for figures in everyone if figures is not None]
         else:
             nodes = [] if own is None else [own]
-        if current.rank == _WRITER:
-            if self._files is None:
-                self._files = EventFiles(self.log_dir)
-            _write_all(self._files, nodes, self._last_step)
+        if current.rank == _WRITER and self._files is not None:
+            try:
+                _write_all(self._files, nodes, self._last_step)
+            except (OSError, tf.errors.OpError) as error:
+                warnings.warn(
+                    f"TableMetrics writes no more figures to {self.log_dir}: {error}. Training continues", stacklevel=2
+                )
+                self._close_files()
         progress_line.show(self.model, _line(nodes))
 
     def _figures(self, node: int) -> _NodeFigures:
@@ -154,10 +167,27 @@ class TableMetrics(_keras.keras.callbacks.Callback):
         return int(tf.convert_to_tensor(self.model.optimizer.iterations))
 
     def _close(self) -> None:
-        if self._files is not None:
-            self._files.close()
-        self._files = None
+        self._close_files()
         progress_line.show(self.model, {})
+
+    def _close_files(self) -> None:
+        files, self._files = self._files, None
+        if files is not None:
+            with contextlib.suppress(OSError, tf.errors.OpError):  # what was written is flushed already
+                files.close()
+
+
+def _check_directory(path: str) -> None:
+    """Makes a directory, and raises InvalidArgumentError if it cannot be written to."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"TableMetrics cannot write to `log_dir`: {error}. Name a directory of this user. Received: "
+            f"log_dir={path!r}"
+        ) from error
 
 
 def _job_rates(nodes: list[_NodeFigures]) -> dict[str, float]:

@@ -108,7 +108,10 @@ def between(
     counts = {name: sum(delta[name] for delta in deltas) for name in NAMES}
     if steps is None:
         steps = max(delta["step"] for delta in deltas)
-    has_samples = any(report.counters.get("samples_trained", 0) for _, report in pairs)
+    # A custom loop counts none, even if a `fit` before it did.
+    has_samples = bool(counts["samples_trained"]) or (
+        not steps and any(report.counters.get("samples_trained", 0) for _, report in pairs)
+    )
     waited_ns = {
         "ranks": counts["waited_ns"],
         "network": max(counts["sending_ns"] - counts["overlapped_ns"], 0),
