@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -32,10 +32,6 @@ _T = TypeVar("_T")
 
 def _nothing() -> None:
     """Does nothing."""
-
-
-class _StoppedError(Exception):
-    """The caller has ended an upload, by its cause."""
 
 
 def _abandon(target: Any) -> None:
@@ -181,11 +177,14 @@ class Store:
         """
         size = os.path.getsize(file)
 
+        stops: list[BaseException] = []
+
         def ask(may: Callable[[], None]) -> None:
             try:
                 may()
             except BaseException as error:
-                raise _StoppedError from error
+                stops.append(error)
+                raise
 
         def send() -> None:
             ask(may_continue)
@@ -206,10 +205,7 @@ class Store:
             if (there := self._size(path)) != size:
                 raise OSError(f"it has {there} bytes there, and {size} here")
 
-        try:
-            self._try("write", path, send)
-        except _StoppedError as stopped:
-            raise (stopped.__cause__ or stopped) from None
+        self._try("write", path, send, stops=stops)
 
     def fetch(self, path: str, file: Path | None, progress: Callable[[int], None] | None = None) -> str:
         """Reads a file of the store, piece by piece.
@@ -277,36 +273,43 @@ class Store:
         if self._has_folders:  # another machine may have removed it meanwhile
             self._files.makedirs(self._at(folder), exist_ok=True)
 
-    def _try(self, verb: str, path: str, action: Callable[[], _T], pauses: tuple[float, ...] | None = None) -> _T:
+    def _try(
+        self,
+        verb: str,
+        path: str,
+        action: Callable[[], _T],
+        *,
+        pauses: tuple[float, ...] | None = None,
+        stops: Sequence[BaseException] = (),
+    ) -> _T:
         """Does something, again after a pause if it fails. Errors of all kinds of stores become an OSError.
 
+        Args:
+          verb: One of `_PARTICIPLES`.
+          path: The file or folder, for the message.
+          action: Does it.
+          pauses: The seconds before each further try. None: `PAUSES_S`.
+          stops: Errors of the caller. They end the tries, and are raised as they are.
+
         Raises:
-          FileNotFoundError: The file is not there.
+          FileNotFoundError: A file that is read is not there.
           OSError: All tries have failed. The message names the URL.
         """
         left = list(PAUSES_S if pauses is None else pauses)
         while True:
             try:
                 return action()
-            except _StoppedError:
-                raise
-            except FileNotFoundError as error:
-                if verb == "read":
-                    raise
-                cause: Exception = error
-                left.clear()
-            except (PermissionError, MemoryError, NotImplementedError) as error:
-                cause = error
-                left.clear()
             except Exception as error:
-                cause = error
-            if not left or not threading.main_thread().is_alive():
-                shown = f"{self.url}/{path}" if path else self.url
-                # Without a number: those of damaged disks would say that a checkpoint is damaged.
-                raise OSError(f"{shown} cannot be {_PARTICIPLES[verb]}: {type(cause).__name__}: {cause}") from cause
+                if any(error is stop for stop in stops) or (verb == "read" and isinstance(error, FileNotFoundError)):
+                    raise
+                if isinstance(error, _FINAL) or not left or not threading.main_thread().is_alive():
+                    shown = f"{self.url}/{path}" if path else self.url
+                    # Without a number: those of damaged disks would say that a checkpoint is damaged.
+                    raise OSError(f"{shown} cannot be {_PARTICIPLES[verb]}: {type(error).__name__}: {error}") from error
             time.sleep(left.pop(0))
 
 
+_FINAL = (FileNotFoundError, PermissionError, MemoryError, NotImplementedError)  # another try would not help
 _PARTICIPLES = {
     "list": "listed",
     "look at": "looked at",
