@@ -9,6 +9,7 @@ Otherwise Grappler folds constants, even through Horovod's ops, and caches flatt
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import gc
@@ -239,6 +240,20 @@ def quartile(blocks: Sequence[float], unit: str) -> float:
 def is_rate(unit: str) -> bool:
     """Whether a larger figure of the unit is better."""
     return unit.endswith("/s")
+
+
+def job_options(description: str | None) -> argparse.Namespace:
+    """Parses the options of a job that a suite starts (folder, threads, quick), and sets its numbers of threads."""
+    import tensorflow as tf  # not every suite needs it
+
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    return options
 
 
 def prepare(threads: int) -> dict[str, str]:

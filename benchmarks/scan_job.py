@@ -7,16 +7,14 @@ writes rarer.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 import tf_sparse_ps as tsps
-from benchmarks import scan_content
+from benchmarks import harness, scan_content
 from benchmarks.job_sizes import DIM
 
 _FILL = 1 << 16  # rows per step and rank
@@ -25,13 +23,7 @@ _STEPS = 16  # steps after which the job checks whether to stop
 
 def main() -> None:
     """Fills the table, and trains it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
+    options = harness.job_options(__doc__)
     ranks = tsps.init()
     sizes = scan_content.QUICK if options.quick else scan_content.FULL
     layer = tsps.Embedding(None, DIM, embeddings_initializer="zeros")

@@ -5,7 +5,6 @@ Rank 0 writes `ready.json` there after the first epoch, with the path of the gro
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,7 @@ class _UntilStopped(keras.callbacks.Callback):
 
 def main() -> None:
     """Trains the model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(options.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
+    options = harness.job_options(__doc__)
     ranks = tsps.init()
     rows = QUICK_ROWS if options.quick else ROWS
     layer = tsps.Embedding(None, DIM, name="words")

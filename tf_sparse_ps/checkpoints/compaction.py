@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tf_sparse_ps.checkpoints.directories import opened
-from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, Save
+from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, CheckpointFolder, Save
 from tf_sparse_ps.checkpoints.manifest import TablePart, table_file_name
 from tf_sparse_ps.checkpoints.stored_checkpoint import StoredCheckpoint
 from tf_sparse_ps.checkpoints.stored_rows import KeySet, StoredRows
-from tf_sparse_ps.errors import NotFoundError, TableError
+from tf_sparse_ps.errors import NotFoundError, StateError, TableError, UnsupportedError
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.arrays import Keys
+from tf_sparse_ps.table.groups import table_number
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block
 
@@ -83,6 +85,65 @@ def _compact(directory: CheckpointDirectory, keep: int | None) -> Compacted:
         tuple(sorted(removed.name for removed in paths_before - paths_after)),
         sum(entry.size for entry in content.files),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewriting:
+    """The newest whole checkpoint of a directory, of which a table is written again with other rows.
+
+    Attributes:
+      directory: The directory.
+      folders: Its checkpoints, the newest first.
+      checkpoint: The newest whole one.
+      number: The place of the table among its tables.
+    """
+
+    directory: CheckpointDirectory
+    folders: Sequence[CheckpointFolder]
+    checkpoint: StoredCheckpoint
+    number: int
+
+    @classmethod
+    def of(cls, directory: CheckpointDirectory, table: str | None, remedy: str) -> Rewriting:
+        """Reads the newest whole checkpoint.
+
+        Args:
+          directory: The directory.
+          table: The name of the table, or its place among the tables, from "0" on. None: the only table.
+          remedy: The end of the message about a directory of one machine.
+
+        Raises:
+          NotFoundError: There is no whole checkpoint, or it has no such table.
+          InvalidArgumentError: It has several such tables.
+          UnsupportedError: Each machine has a directory of its own (`per_node=True`).
+        """
+        folders = directory.find()
+        checkpoint, _ = directory.newest_here()
+        if checkpoint is None:
+            raise NotFoundError(f"{directory.name} has no checkpoint that is whole")
+        if checkpoint.manifest.node is not None:
+            raise UnsupportedError(
+                f"{directory.name} has the checkpoints of machine {checkpoint.manifest.node} only "
+                f"(per_node=True){remedy}"
+            )
+        names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
+        return cls(directory, folders, checkpoint, table_number(checkpoint.shown, names, table))
+
+    @contextlib.contextmanager
+    def saving(self, writer: str) -> Iterator[Save]:
+        """Surrounds the save of the new checkpoint.
+
+        Raises:
+          StateError: A checkpoint was saved meanwhile, and nothing was changed.
+          WriterLockedError: Another process is saving to the directory.
+        """
+        step = next((folder.step for folder in self.folders if folder.path == self.checkpoint.path), 0)
+        with self.directory.saving(step, writer) as save:
+            if self.directory.find() != self.folders:
+                raise StateError(
+                    f"a checkpoint was saved to {self.directory.name} meanwhile. Nothing was changed. Try again"
+                )
+            yield save
 
 
 def write(

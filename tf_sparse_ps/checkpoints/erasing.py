@@ -12,10 +12,9 @@ import numpy as np
 from tf_sparse_ps.checkpoints import compaction
 from tf_sparse_ps.checkpoints.directories import opened
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
-from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, StateError, UnsupportedError
+from tf_sparse_ps.errors import InvalidArgumentError, StateError
 from tf_sparse_ps.keys import fingerprint
 from tf_sparse_ps.table.arrays import Keys
-from tf_sparse_ps.table.groups import table_number
 
 _LOW, _HIGH = -(2**63), 2**63 - 1
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -62,29 +61,19 @@ def erase(path: str | os.PathLike[str], keys: Keys, table: str | None = None) ->
 
 
 def _erase(directory: CheckpointDirectory, keys: Keys, table: str | None) -> Erased:
-    path = directory.name
-    folders = directory.find()
-    checkpoint, _ = directory.newest_here()
-    if checkpoint is None:
-        raise NotFoundError(f"{path} has no checkpoint that is whole")
-    if checkpoint.manifest.node is not None:
-        raise UnsupportedError(
-            f"{path} has the checkpoints of machine {checkpoint.manifest.node} only (per_node=True), and other "
-            "machines may not have the newest. Call layer.erase(ids) in the job, and save until none is older"
-        )
-    names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
-    number = table_number(checkpoint.shown, names, table)
-    step = next((folder.step for folder in folders if folder.path == checkpoint.path), None)
-    with directory.saving(step or 0, "tf-sparse-ps checkpoint erase") as save:
-        if directory.find() != folders:
-            raise StateError(f"a checkpoint was saved to {path} meanwhile. Nothing was changed. Try again")
-        rows = compaction.write(checkpoint, save, {number: keys})
-        for folder in folders:  # the newest first: an increment goes before what it builds on
+    rewriting = compaction.Rewriting.of(
+        directory,
+        table,
+        ", and other machines may not have the newest. Call layer.erase(ids) in the job, and save until none is older",
+    )
+    with rewriting.saving("tf-sparse-ps checkpoint erase") as save:
+        rows = compaction.write(rewriting.checkpoint, save, {rewriting.number: keys})
+        for folder in rewriting.folders:  # the newest first: an increment goes before what it builds on
             directory.remove(folder.path)
         left = directory.others(save.path)
     if left:
         raise StateError(f"{save.shown} lacks the rows now, but these folders could not be removed: {left}")
-    return Erased(save.path, rows, tuple(sorted(folder.path.name for folder in folders)))
+    return Erased(save.path, rows, tuple(sorted(folder.path.name for folder in rewriting.folders)))
 
 
 def read_keys(file: Path, *, strings: bool = False) -> Keys:

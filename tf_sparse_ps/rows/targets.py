@@ -12,14 +12,14 @@ from tf_sparse_ps.checkpoints import compaction
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
 from tf_sparse_ps.checkpoints.stored_rows import KeySet, StoredRows
 from tf_sparse_ps.config.metadata import USE, MetadataPlane
-from tf_sparse_ps.errors import NotFoundError, StateError, TableExistsError, UnsupportedError
+from tf_sparse_ps.errors import NotFoundError, StateError, TableExistsError
 from tf_sparse_ps.rows.facts import RowFacts, check_dim
 from tf_sparse_ps.rows.selection import check_range
 from tf_sparse_ps.rows.sources import Source
 from tf_sparse_ps.stored.contents import LiveTable
 from tf_sparse_ps.table import parameter_files
 from tf_sparse_ps.table.arrays import Keys
-from tf_sparse_ps.table.groups import plain_name, table_number
+from tf_sparse_ps.table.groups import plain_name
 from tf_sparse_ps.table.parameter_files import use_in
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block, concatenated, joined
@@ -110,18 +110,10 @@ def write_checkpoint(source: Source, path: Path, table: str | None, *, slots: bo
       StateError: The slots are of another optimizer; or a checkpoint was saved meanwhile, and nothing was changed.
       WriterLockedError: Another process is saving to the directory.
     """
-    directory = CheckpointDirectory(path)
-    folders = directory.find()
-    checkpoint, _ = directory.newest()
-    if checkpoint is None:
-        raise NotFoundError(f"{path} has no checkpoint that is whole")
-    if checkpoint.manifest.node is not None:
-        raise UnsupportedError(
-            f"{path} has the checkpoints of machine {checkpoint.manifest.node} only (per_node=True). Transfer the rows "
-            "in the job with tsps.transfer, and save"
-        )
-    names = [str(stored["name"]) for stored in checkpoint.manifest.row_tables]
-    number = table_number(str(checkpoint.path), names, table)
+    rewriting = compaction.Rewriting.of(
+        CheckpointDirectory(path), table, ". Transfer the rows in the job with tsps.transfer, and save"
+    )
+    checkpoint, number = rewriting.checkpoint, rewriting.number
     stored = StoredRows(checkpoint, number)
     facts = RowFacts.of_header(str(checkpoint.manifest.tables[number]["name"]), stored.info)
     target = f"table {facts.table!r} of checkpoint {checkpoint.path}"
@@ -129,10 +121,7 @@ def write_checkpoint(source: Source, path: Path, table: str | None, *, slots: bo
     if slots:
         check_rule(source, target, facts)
     keys = read_keys(source, target, facts.key_limit, progress=progress)
-    step = next(folder.step for folder in folders if folder.path == checkpoint.path)
-    with directory.saving(step, "an import of rows") as save:
-        if directory.find() != folders:
-            raise StateError(f"a checkpoint was saved to {path} meanwhile. Nothing was changed. Try again")
+    with rewriting.saving("an import of rows") as save:
         compaction.write(checkpoint, save, blocks={number: _merged(stored, facts, source, keys, slots=slots)})
     return len(keys)
 
