@@ -20,11 +20,11 @@ def main() -> None:
     case, out = plan_cases.Case(**json.loads(sys.argv[1])), Path(sys.argv[2])
     tf.config.threading.set_intra_op_parallelism_threads(max(1, plan_cases.cores() // case.ranks))
     ranks = tsps.init()
-    (dim,) = case.dims
-    layer = tsps.Embedding(None, dim)
+    (config,) = plan_cases.configs(case, None)
+    layer = tsps.Embedding(None, config.dim, table=config)
     layer.build(None)
-    optimizer = tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.01))
-    gradients = tf.fill([case.ids, dim], 1e-3)
+    optimizer = tsps.DistributedOptimizer(keras.optimizers.SGD(0.01))  # the table has a rule of its own
+    gradients = tf.fill([case.ids, config.dim], 1e-3)
 
     @tf.function(reduce_retracing=True)
     def step(ids: tf.Tensor) -> None:

@@ -1,6 +1,6 @@
 """A plan's bytes are within a tenth of those of a real table, and its step times within two fifths.
 
-Everyday tests compare the bytes of two tables. `benchmarks/plan_cases.py` has the six cases of the nightly test.
+Everyday tests compare the bytes of two tables. `benchmarks/plan_cases.py` has the cases of the nightly test.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if str(ROOT) not in sys.path:
 from benchmarks import plan_cases  # noqa: E402 - of the checkout, not of the package
 
 MEMORY_GOAL, STEP_GOAL = 0.10, 0.40
+_JOBS = {**plan_cases.CASES, **plan_cases.HELD_OUT}
 
 
 @pytest.mark.parametrize("name", ["narrow, Adam", "tiered"])
@@ -40,9 +41,9 @@ def test_segments_of_the_index_are_those_of_a_table(rows: int, shm: Path) -> Non
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", list(plan_cases.CASES))
-def test_six_jobs_are_planned_well(name: str, shm: Path, tmp_path: Path) -> None:
-    figures = plan_cases.compare(plan_cases.CASES[name], shm / "nightly", tmp_path)
+@pytest.mark.parametrize("case", _JOBS.values(), ids=_JOBS)
+def test_jobs_are_planned_well(case: plan_cases.Case, shm: Path, tmp_path: Path) -> None:
+    figures = plan_cases.compare(case, shm / "nightly", tmp_path)
     assert figures.expected_bytes == pytest.approx(figures.bytes, rel=MEMORY_GOAL)
     errors = np.array(figures.expected_ms) / np.array(figures.ms) - 1
     # The machine has other work, which comes and goes: one of the repetitions is without it.
