@@ -29,6 +29,7 @@ def make_model(
     dims: dict[str, int] | None = None,
     limit: int | None = None,
     of_tables: dict[str, Any] | None = None,
+    cache: tsps.DeviceCache | None = None,
 ) -> Any:
     """Returns a compiled model with one tower, and one output, per table; towers do not affect each other.
 
@@ -40,13 +41,16 @@ def make_model(
       dims: Widths of tables other than `DIM`.
       limit: The number of keys of each table; None: there is no limit.
       of_tables: Options of all tables.
+      cache: The cache of all layers.
     """
     keras.utils.set_random_seed(3)
     inputs, outputs = keras.Input((2,), dtype="int64"), []
     for name in names:
         dim = (dims or {}).get(name, DIM)
         config = tsps.TableConfig(name, dim, key_limit=limit, **(of_tables or {}))
-        rows = keras.layers.Flatten()(tsps.Embedding(limit, dim, table=config, name=f"{name}_rows")(inputs))
+        rows = keras.layers.Flatten()(
+            tsps.Embedding(limit, dim, table=config, cache=cache, name=f"{name}_rows")(inputs)
+        )
         is_last = name == names[-1]
         rows = keras.layers.Dense(hidden if is_last else 5, activation="relu", name=f"{name}_hidden")(rows)
         if is_last and deep:

@@ -231,6 +231,25 @@ def test_several_changes_at_once(tmp_path: Path, saved: Saved) -> None:
     assert len(text) < 1000
 
 
+@pytest.mark.parametrize("how", ["rows are on a disk, too", "rows are cached on a device"])
+def test_tables_with_several_places_of_rows_are_restored_into_a_changed_model(
+    tmp_path: Path, how: str, saved: Saved
+) -> None:
+    options: dict[str, Any] = (
+        {"cache": tsps.DeviceCache(rows=32)}
+        if how == "rows are cached on a device"
+        else {"of_tables": {"storage": tsps.Tiered(tmp_path / "disk", "2MiB")}}
+    )
+    model = make_model(("user", "client", "price"), **options)
+    report = restore(tmp_path, model, allow=ALL, renames={"item": "client"}).report
+    assert (report.new_tables, report.renamed_tables) == (("price",), {"item": "client"})
+    must_equal(of_table(model, "user"), saved.now.tables["user"])
+    must_equal(of_table(model, "client"), saved.now.tables["item"])
+    train(model, start=3)
+    must_equal(of_table(model, "user"), saved.later.tables["user"])
+    assert len(of_table(model, "price")[0]) > 0
+
+
 # --- refusals ---
 
 

@@ -128,6 +128,41 @@ def test_samples_of_training_are_counted_once(tmp_path: Path) -> None:
     assert samples_trained() == before + 3 * 35 + 7 * BATCH
 
 
+def test_an_interrupt_loses_no_samples() -> None:
+    class Interrupting(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 6:
+                raise KeyboardInterrupt
+
+    model = make_model(tsps.Embedding(1000, DIM))
+    fit(model, 1)
+    before = samples_trained()
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, 20, Interrupting())
+    assert samples_trained() == before + 7 * BATCH
+    fit(model, 2)
+    assert samples_trained() == before + 9 * BATCH
+
+
+def test_a_model_without_tables_has_steps_and_samples_per_second(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input([WIDTH]), keras.layers.Dense(1)])
+    model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(1e-9)), "mse")
+    fit(model, 12, tsps.callbacks.TableMetrics(tmp_path, every_steps=5))
+    found = event_records.read(tmp_path)
+    assert list(found["job/steps_per_second"]) == [5, 10]
+    for step in (5, 10):
+        per_second = found["job/steps_per_second"][step]
+        assert per_second > 0
+        assert found["job/samples_per_second"][step] == pytest.approx(BATCH * per_second)
+
+
+def test_a_model_without_an_optimizer_is_refused() -> None:
+    metrics = tsps.callbacks.TableMetrics("logs")
+    metrics.set_model(keras.Sequential([keras.Input([WIDTH]), keras.layers.Dense(1)]))
+    with pytest.raises(errors.InvalidArgumentError, match=r"Call compile\(\) of model 'sequential"):
+        metrics.on_train_begin()
+
+
 def test_the_progress_line_shows_the_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_model(tsps.Embedding(1000, DIM))
     seen: list[set[str]] = []

@@ -38,6 +38,14 @@ class _NodeFigures:
     rows: dict[str, RowSample]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Moment:
+    """The group of this rank's node after a step. A group without tables counts no steps, but the optimizer does."""
+
+    step: int
+    group: GroupReading
+
+
 class TableMetrics(_keras.keras.callbacks.Callback):
     """Writes what tables and ranks do for TensorBoard, while `fit` trains (docs/metrics.md).
 
@@ -80,7 +88,7 @@ class TableMetrics(_keras.keras.callbacks.Callback):
         self.log_dir = os.path.abspath(log_dir)
         self._every_steps = every_steps
         self._files: EventFiles | None = None
-        self._last: GroupReading | None = None
+        self._last: _Moment | None = None
         self._last_step = 0
         self._random = np.random.default_rng()
 
@@ -89,7 +97,16 @@ class TableMetrics(_keras.keras.callbacks.Callback):
         return {"every_steps": self._every_steps}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to count."""
+        """Begins to count.
+
+        Raises:
+          InvalidArgumentError: The model has no optimizer, whose steps are counted.
+        """
+        if getattr(self.model, "optimizer", None) is None:
+            raise InvalidArgumentError(
+                f"TableMetrics counts the steps of the model's optimizer. Call compile() of model {self.model.name!r} "
+                "with an optimizer first"
+            )
         self._close()
         self._last, self._last_step = None, self._steps()
         _keras_fit.at_end(self._close)
@@ -144,12 +161,13 @@ class TableMetrics(_keras.keras.callbacks.Callback):
     def _figures(self, node: int) -> _NodeFigures:
         before, self._last = self._last, self._read()
         assert before is not None
-        steps = max((self._last.step or 0) - (before.step or 0), 0)
-        found = rates.between(before.reports, self._last.reports, self._last.time - before.time, steps)
-        return _NodeFigures(node, self._last.tables, found, self._sampled_rows())
+        steps = max(self._last.step - before.step, 0)
+        earlier, group = before.group, self._last.group
+        found = rates.between(earlier.reports, group.reports, group.time - earlier.time, steps)
+        return _NodeFigures(node, group.tables, found, self._sampled_rows())
 
-    def _read(self) -> GroupReading:
-        return readings.read_group(job.current().group_path)
+    def _read(self) -> _Moment:
+        return _Moment(self._steps(), readings.read_group(job.current().group_path))
 
     def _sampled_rows(self) -> dict[str, RowSample]:
         """Reads some rows of each table. A table that cannot be read now, such as a new one, is left out."""

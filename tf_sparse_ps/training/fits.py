@@ -53,6 +53,7 @@ def _begin(model: Any, callbacks: list[Any]) -> None:
     arguments = _keras_fit.arguments_of(model, "epochs", "initial_epoch", "validation_data", "validation_split")
     if arguments is not None:
         _keras_fit.at_end(lambda: _keras_fit.forget_validation(model))
+        _keras_fit.at_end(lambda: samples.end(model))
     error: Exception | None = None
     try:
         for check in _checks:

@@ -6,6 +6,7 @@ of the job, and before Keras resets it. Custom training loops count no samples.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import weakref
@@ -14,6 +15,7 @@ from typing import Any
 from tf_sparse_ps import job
 from tf_sparse_ps._compat import _keras_fit
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.errors import Error
 
 _PAUSE_S = 0.1  # between two reads: on a device, a read waits for the step
 
@@ -52,6 +54,14 @@ def observe(model: Any, event: str) -> None:
     else:
         count(model)
         progress.is_training = False
+
+
+def end(model: Any) -> None:
+    """Counts what was trained before an exception ended `fit`. An error here would hide that exception."""
+    with contextlib.suppress(Error):
+        count(model)
+    if model in _progress:
+        _progress[model].is_training = False
 
 
 def count(model: Any) -> None:
