@@ -184,6 +184,21 @@ def test_counters_of_another_process_are_no_rate(machine: Machine, holder: int) 
     assert both.ids == 0
 
 
+def test_a_wait_that_began_before_takes_no_more_than_all_the_time(machine: Machine, holder: int) -> None:
+    group = machine.tables / "run-n0"
+    page = Page(group, 0, holder)
+    try:
+        page.store(waited_ns=0)
+        before = rank_counters.read(str(group))
+        page.store(waited_ns=90 * 10**9, disk_waited_ns=10**8)
+        after = rank_counters.read(str(group))
+    finally:
+        (group / ".counters-0000").unlink()
+    found = rates.between(before, after, 1.0)
+    assert found is not None
+    assert found.waits == {"ranks": 1.0, "network": 0.0, "disk": pytest.approx(0.1)}
+
+
 def test_pss_is_read_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     now = [1000.0]

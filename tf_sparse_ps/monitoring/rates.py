@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tf_sparse_ps.node.rank_counters import NAMES, RankReport
 
@@ -48,8 +48,9 @@ class Rates:
       samples: Samples that `fit` has trained. None: no rank has trained samples in a `fit`.
       shared, sent, received, disk: Bytes of gradients that were put into shared memory, sent to other nodes and
         received; and bytes that were read from disk.
-      waits: The share of time that a rank waited, the mean over the ranks, by cause: "ranks" (other ranks of the node),
-        "network" (exchanges between nodes, without the part in which the rank computed) and "disk".
+      waits: The share of time that a rank waited, at most 1, by cause; the mean over the ranks. The causes are "ranks"
+        (other ranks of the node), "network" (exchanges between nodes, without the part in which the rank computed) and
+        "disk".
       ratios: The ratios of the counts of this time.
     """
 
@@ -112,11 +113,6 @@ def between(
     has_samples = bool(counts["samples_trained"]) or (
         not steps and any(report.counters.get("samples_trained", 0) for _, report in pairs)
     )
-    waited_ns = {
-        "ranks": counts["waited_ns"],
-        "network": max(counts["sending_ns"] - counts["overlapped_ns"], 0),
-        "disk": counts["disk_waited_ns"],
-    }
     return Rates(
         steps=steps / seconds,
         ids=counts["ids_looked_up"] / seconds,
@@ -126,7 +122,7 @@ def between(
         sent=counts["bytes_sent"] / seconds,
         received=counts["bytes_received"] / seconds,
         disk=counts["disk_bytes"] / seconds,
-        waits={cause: ns * 1e-9 / len(pairs) / seconds for cause, ns in waited_ns.items()},
+        waits=_waits(deltas, seconds),
         ratios=Ratios.of(counts),
     )
 
@@ -140,6 +136,19 @@ def _delta(first: RankReport, last: RankReport) -> dict[str, int]:
     # A rank stores its counters one by one, so a reader may see one of them from before another. None falls, but the
     # step does when a checkpoint is restored.
     return {name: max(last.counters.get(name, 0) - first.counters.get(name, 0), 0) for name in NAMES}
+
+
+def _waits(deltas: Sequence[Mapping[str, int]], seconds: float) -> dict[str, float]:
+    """Returns the mean share of time that a rank waited. A wait is counted when it ends, so it may be longer."""
+
+    def share(waited_ns: Callable[[Mapping[str, int]], int]) -> float:
+        return sum(min(max(waited_ns(delta), 0) * 1e-9 / seconds, 1.0) for delta in deltas) / len(deltas)
+
+    return {
+        "ranks": share(lambda delta: delta["waited_ns"]),
+        "network": share(lambda delta: delta["sending_ns"] - delta["overlapped_ns"]),
+        "disk": share(lambda delta: delta["disk_waited_ns"]),
+    }
 
 
 def _ratio(part: int, whole: int) -> float | None:
