@@ -87,12 +87,40 @@ def save_and_restore(folder: Path) -> None:
     for arguments in (["list"], ["verify"], ["compact", "--keep", "1"]):
         assert cli.main(["checkpoint", arguments[0], url, *arguments[1:]]) == 0
     assert len(there.list()) == 1
-    # A file of several parts.
+    send_parts(there, folder)
+
+
+def send_parts(there: store.Store, folder: Path) -> None:
+    """Sends a file of several parts, and another that the caller gives up. Nothing of that one stays."""
     data = np.random.default_rng(1).bytes(45_000_000)
     (folder / "large").write_bytes(data)
     there.send(folder / "large", "step-000000000099/large")
     assert there.fetch("step-000000000099/large", folder / "copy") == f"{zlib.crc32(data):08x}"
     assert (folder / "copy").read_bytes() == data
+
+    pieces = [0]
+    uploads_seen = []
+    files, _ = file_system(there.url)
+
+    def uploads() -> list[object]:
+        found: list[object] = files.call_s3("list_multipart_uploads", Bucket="checkpoints").get("Uploads", [])
+        return found
+
+    def stop_late() -> None:
+        pieces[0] += 1
+        if pieces[0] == 9:  # of 4 MiB, so that a part of 16 MiB is there
+            uploads_seen.extend(uploads())
+            raise TimeoutError("a slower save of an earlier job")
+
+    try:
+        there.send(folder / "large", "step-000000000099/given-up", stop_late)
+    except TimeoutError:
+        pass
+    else:
+        raise AssertionError("the upload went on")
+    assert len(uploads_seen) == 1
+    assert not uploads(), "parts of the upload stay in the store"
+    assert set(there.list()["step-000000000099"]) == {"large"}
 
 
 def job(url: str, folder: Path, steps: int, point: str = "-", passes: int = 0) -> subprocess.CompletedProcess[str]:
