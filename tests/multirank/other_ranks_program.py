@@ -130,8 +130,10 @@ def main() -> None:
     options = Options(**json.loads(sys.argv[1]))
     tsps.init()
     _keras.keras.utils.set_random_seed(7)
-    of_model = {"placement": options.placement, "tiered": options.tiered, "memory": options.memory}
-    model = make_model(ModelOptions("", **of_model))  # type: ignore[arg-type]
+    # What is evicted, and which keys share counts, depends on the placement and on the number of machines.
+    model = make_model(
+        ModelOptions("", placement=options.placement, tiered=options.tiered, memory=options.memory, policies=False)
+    )
     steps_made = options.steps
     if options.how == "save":
         train(model, range(steps_made))

@@ -57,6 +57,9 @@ class Options:
       memory: The memory of that table, if it has rows on disk.
       cached: Whether one table has some of its rows on a device.
       schedule: The schedule of dense gradients, as an expression.
+      policies: Whether the tables admit keys and evict rows.
+      max_rows: The rows of a table beyond which steps evict some; None: rows leave if they are unused. In a tie, two
+        jobs evict different rows, because each draws its hashes.
       unknown: Whether datasets do not know their number of batches.
       dropout: Whether the model drops some values, in Keras 3.
       skip: "tables" or "variables": what the control omits from a restore; "check": the comparison of steps, too.
@@ -83,6 +86,8 @@ class Options:
     memory: int | str = "5.5MiB"
     cached: bool = False
     schedule: str = "Synchronous()"
+    policies: bool = True
+    max_rows: int | None = 280
     unknown: bool = False
     dropout: bool = True
     skip: str = ""
@@ -95,8 +100,10 @@ def make_model(options: Options) -> Any:
     storage: Any = tsps.Tiered(options.tiered, memory=options.memory) if options.tiered else "memory"
     # A batch has at most 48 keys. "lru" gives the same bits as no cache.
     cache = tsps.DeviceCache(rows=90, policy="lru") if options.cached else None
-    evicts = not options.schedule.startswith("Delayed")  # the same rows after a restart
-    eviction = tsps.Eviction(4, max_rows=280, policy="lfu", half_life=3, keep=[0, 7]) if evicts else None
+    # Delayed steps do not evict the same rows after a restart.
+    evicts = options.policies and not options.schedule.startswith("Delayed")
+    most = options.max_rows
+    eviction = tsps.Eviction(4, max_rows=most, policy="lfu", half_life=3, keep=[0, 7]) if evicts else None
     users = tsps.TableConfig(
         "users",
         4,

@@ -72,6 +72,8 @@ def main() -> None:
         layer(tf.zeros([1], tf.int64))
     group, leader = job.current().group, ranks.local_rank == 0
     begun = group.committed_step()
+    # No checkpoint has the optimizer's steps. At step 0 it would start new slots (docs/training-reference.md).
+    optimizer.iterations.assign(begun)
     if leader:
         print(f"node {job.current().node} has step {begun}: {digest(layers)}", flush=True)
     ranks.barrier("test.begun")
