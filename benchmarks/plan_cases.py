@@ -1,6 +1,6 @@
 """Twelve jobs whose bytes and step times `tf-sparse-ps plan` estimates, and that run here.
 
-The formulas of the plan were made with the first six at hand. They have not seen the other six (`HELD_OUT`).
+The formulas of the plan were made with the first six alone, and tested with the other six (`HELD_OUT`).
 
 The suite `plan` prints both figures. A step looks up a batch of Zipf ids and applies a gradient for each of them.
 Jobs of one rank use `tsps.Table`. Jobs of two ranks have layers, and TensorFlow's collectives connect the ranks
