@@ -75,6 +75,7 @@ HELD_OUT = {
     "tiered, Adam": Case(1_000_000, (8,), "adam", 10_000, memory="64MiB"),
     "two ranks, Adam": Case(600_000, (16,), "adam", 80_000, ranks=2),
 }
+ALL = CASES | HELD_OUT
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ if str(ROOT) not in sys.path:
 from benchmarks import plan_cases  # noqa: E402 - of the checkout, not of the package
 
 MEMORY_GOAL, STEP_GOAL = 0.10, 0.40
-_JOBS = {**plan_cases.CASES, **plan_cases.HELD_OUT}
 
 
 @pytest.mark.parametrize("name", ["narrow, Adam", "tiered"])
@@ -41,7 +40,7 @@ def test_segments_of_the_index_are_those_of_a_table(rows: int, shm: Path) -> Non
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("case", _JOBS.values(), ids=_JOBS)
+@pytest.mark.parametrize("case", plan_cases.ALL.values(), ids=plan_cases.ALL)
 def test_jobs_are_planned_well(case: plan_cases.Case, shm: Path, tmp_path: Path) -> None:
     figures = plan_cases.compare(case, shm / "nightly", tmp_path)
     assert figures.expected_bytes == pytest.approx(figures.bytes, rel=MEMORY_GOAL)

@@ -167,7 +167,7 @@ class TableMetrics(_keras.keras.callbacks.Callback):
         return _NodeFigures(node, group.tables, found, self._sampled_rows())
 
     def _read(self) -> _Moment:
-        return _Moment(self._steps(), readings.read_group(job.current().group_path))
+        return _Moment(self._last_step, readings.read_group(job.current().group_path))
 
     def _sampled_rows(self) -> dict[str, RowSample]:
         """Reads some rows of each table. A table that cannot be read now, such as a new one, is left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tf_sparse_ps.node.rank_counters import NAMES, RankReport
 
@@ -140,14 +140,17 @@ def _delta(first: RankReport, last: RankReport) -> dict[str, int]:
 
 def _waits(deltas: Sequence[Mapping[str, int]], seconds: float) -> dict[str, float]:
     """Returns the mean share of time that a rank waited. A wait is counted when it ends, so it may be longer."""
-
-    def share(waited_ns: Callable[[Mapping[str, int]], int]) -> float:
-        return sum(min(max(waited_ns(delta), 0) * 1e-9 / seconds, 1.0) for delta in deltas) / len(deltas)
-
+    of_ranks = [
+        {
+            "ranks": delta["waited_ns"],
+            "network": max(delta["sending_ns"] - delta["overlapped_ns"], 0),
+            "disk": delta["disk_waited_ns"],
+        }
+        for delta in deltas
+    ]
     return {
-        "ranks": share(lambda delta: delta["waited_ns"]),
-        "network": share(lambda delta: delta["sending_ns"] - delta["overlapped_ns"]),
-        "disk": share(lambda delta: delta["disk_waited_ns"]),
+        cause: sum(min(1e-9 * waited_ns[cause] / seconds, 1.0) for waited_ns in of_ranks) / len(of_ranks)
+        for cause in of_ranks[0]
     }
 
 
