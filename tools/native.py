@@ -405,51 +405,57 @@ def build_package(variant: str) -> None:
 
 
 def run_tests(variant: str, arguments: Sequence[str]) -> int:
-    """Builds and runs the C++ tests. Returns 0 if all succeed."""
+    """Builds and runs the C++ tests, in one process per processor. Returns 0 if all succeed."""
     builder = Builder(variant)
     with builder.lock():
-        program = str(builder.tests())
-    # ThreadSanitizer keeps threads in its records that a forked process does not have, and the threads of tiers live as
-    # long as their process. So tests that kill forked writers run in separate processes: those without tiers, then
-    # those with tiers.
-    if variant == "tsan" and not any("filter" in argument for argument in arguments):
-        for pattern in ("Points/*-*Tiered*", "Points/*Tiered*", "-Points/*"):
-            if status := _run_tests(builder, [program, f"--gtest_filter={pattern}", *arguments]):
-                return status
-        return 0
-    return _run_tests(builder, [program, *arguments])
-
-
-def _run_tests(builder: Builder, command: list[str]) -> int:
-    """Runs the tests in one process per processor. Returns 0 if all succeed."""
-    shards = 1 if builder.name == "tsan" else jobs()
-    with concurrent.futures.ThreadPoolExecutor(shards) as pool:
-        statuses = list(pool.map(lambda shard: _run_shard(builder, command, shard, shards), range(shards)))
-    return next((status for status in statuses if status), 0)
-
-
-def _run_shard(builder: Builder, command: list[str], shard: int, shards: int) -> int:
-    variant = builder.name
+        command = [str(builder.tests()), *arguments]
+    shards = jobs()
     # GCC 12's ThreadSanitizer cannot place its shadow memory with the address randomization of recent kernels.
     if variant == "tsan" and shutil.which("setarch"):
         command = ["setarch", platform.machine(), "-R", *command]
+    # In a forked process, ThreadSanitizer still has records of all threads of the parent, and it stops the process when
+    # a new thread reuses one. So each test has its own process, in which no earlier test has started a thread.
+    if variant == "tsan":
+        listed = subprocess.run([*command, "--gtest_list_tests"], cwd=ROOT, text=True, capture_output=True, check=True)
+        shards = sum(line.startswith("  ") for line in listed.stdout.splitlines())
+    with concurrent.futures.ThreadPoolExecutor(jobs()) as pool:
+        results = list(pool.map(lambda shard: _run_shard(builder, command, shard, shards), range(shards)))
+    # GoogleTest's summary, for all shards
+    print(f"[==========] {sum(result.ran for result in results)} tests in {shards} processes ran.")
+    print(f"[  PASSED  ] {sum(result.passed for result in results)} tests.", flush=True)
+    return next((result.status for result in results if result.status), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardResult:
+    """The exit status of a process that ran a part of the C++ tests, and its counts of tests."""
+
+    status: int
+    ran: int
+    passed: int
+
+
+def _run_shard(builder: Builder, command: list[str], shard: int, shards: int) -> ShardResult:
     env = {**os.environ, **dict(builder.variant.env)}
     env |= {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
     last = ""
-    summary = []
+    ran = passed = 0
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
-            if summary or (line.startswith("[=====") and " ran. " in line):
-                summary.append(line)
+            if match := re.match(r"\[=+\] (\d+) tests? .*ran\.", line):
+                ran = int(match[1])
+            elif match := re.match(r"\[  PASSED  \] (\d+) tests?", line):
+                passed = int(match[1])
             elif line.startswith(("[ RUN ", "[---")):  # the last test, in case that the process dies
                 last = line.strip()
-            elif not line.startswith("[       OK ") and line.strip():
+            elif line.strip() and not line.startswith(("[       OK ", "[=====", "Running main", "Note: ")):
                 print(line, end="", flush=True)
-    print("".join(summary), end="", flush=True)  # as one write, so that lines of two processes do not mix
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
-        raise BuildError(f"the C++ tests [{variant}] were killed by {name} in or after: {last}")
-    return process.returncode
+        raise BuildError(f"the C++ tests [{builder.name}] were killed by {name} in or after: {last}")
+    if process.returncode and not ran:  # a sanitizer ended it
+        print(f"the C++ tests [{builder.name}] ended with status {process.returncode} in or after: {last}", flush=True)
+    return ShardResult(process.returncode, ran, passed)
 
 
 def main() -> int:
