@@ -90,6 +90,7 @@ void BindGroup(py::module_& module) {
       .def("oldest_use", &PyGroup::OldestUse, py::arg("table"))
       .def("set_eviction", &PyGroup::SetEviction, py::arg("table"), py::arg("order"),
            py::arg("unused_steps"), py::arg("max_rows"), py::arg("half_life"), py::arg("keep"))
+      .def("stop_policies", &PyGroup::StopPolicies, py::arg("table"))
       .def("bind_optimizer", &PyGroup::BindOptimizer, py::arg("table"), py::arg("kind"),
            py::arg("slot_init"), py::arg("replace"))
       .def("set_optimizer", &PyGroup::SetOptimizer, py::arg("table"), py::arg("id"),

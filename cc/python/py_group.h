@@ -128,6 +128,9 @@ class PyGroup {
   py::object OldestUse(int table);
   void SetEviction(int table, const std::string& order, uint64_t unused_steps, uint64_t max_rows,
                    uint32_t half_life, const KeyArray& keep);
+  void StopPolicies(int table) {
+    ThrowIfError(Write([&](GroupWriter& writer) { return writer.StopPolicies(table); }));
+  }
   void BindOptimizer(int table, const std::string& kind, const std::vector<float>& slot_init,
                      bool replace);
   void SetOptimizer(int table, uint64_t id, uint64_t steps) {

@@ -15,8 +15,10 @@ from tables_support import dense_of_checkpoint, erase, kinds, make_model, of_che
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps import cli
-from tf_sparse_ps.checkpoints import compaction, directory, stored_checkpoint
+from tf_sparse_ps.checkpoints import compaction, directory, stored_checkpoint, tables
+from tf_sparse_ps.checkpoints.verification import verify
 from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.rows import import_rows
 from tf_sparse_ps.table import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
@@ -99,6 +101,21 @@ def test_compact_merges_and_the_job_goes_on(saved: Any, capsys: pytest.CaptureFi
         "bytes": sum(file.size for file in stored_checkpoint.look(Path(last)).manifest.files),
     }
     assert names(path) == [step(5)]
+
+
+def test_compact_leaves_the_checkpoints_of_before_an_import(saved: Any, tmp_path: Path) -> None:
+    path, _, _ = saved
+    before, rows = {*names(path)}, tmp_path / "rows.npz"
+    np.savez(rows, keys=np.arange(3), rows=np.full((3, 3), 7, np.float32))
+    import_rows(rows, path, table="0", slots=False)
+    imported = path / f"{step(4)}-2"
+    assert verify(imported).manifest.id != stored_checkpoint.look(path / step(4)).manifest.id
+    compaction.compact(path)
+    assert {*names(path)} == before | {imported.name}
+    restored_model = make_model(2)
+    note = tf.Variable(tf.constant([0.0, 0.0], tf.bfloat16), name="note")
+    tsps.Checkpointer(path, restored_model, restored_model.optimizer, extra={"note": note}).restore()
+    np.testing.assert_array_equal(tables.of(restored_model)[0].reader().lookup([2]), [[7, 7, 7]])
 
 
 def test_a_compacted_checkpoint_is_restored(saved: Any) -> None:

@@ -253,3 +253,48 @@ def test_assigned_uses_need_the_right_form(tmp_path: Path) -> None:
             table.assign([1], np.zeros((1, DIM)), metadata={"use": np.zeros((1, 1), np.uint32)})
         table.assign([1], np.zeros((1, DIM)), metadata={"use": np.array([[7, 9]], np.uint32)})
         assert table.metadata([1])["use"].tolist() == [[7, 9]]
+
+
+@pytest.mark.parametrize("bound", [{"max_rows": 100}, {}])
+def test_a_full_table_is_restored_to_other_rows(tmp_path: Path, bound: dict[str, int]) -> None:
+    """It has room for the saved rows or for those that it has now, but not for both."""
+    with make(tmp_path / "g", tsps.Eviction(1000, max_rows=100), **bound) as table:
+        for step in range(5):
+            train(table, np.arange(20) + 20 * step)
+        saved = table.lookup(np.arange(100))
+        table.save(tmp_path / "saved")
+        for step in range(5, 10):
+            train(table, np.arange(20) + 20 * step)
+        assert table.restore(tmp_path / "saved") == 100
+        assert sorted(table.keys().tolist()) == list(range(100))
+        np.testing.assert_array_equal(table.lookup(np.arange(100)), saved)
+
+
+def test_a_full_table_on_disk_is_restored_to_other_rows(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    storage = tsps.Tiered(str(tmp_path / "disk"), memory=4 << 20)
+    n = 2000
+    with make(tmp_path / "g", tsps.Eviction(max_rows=14 * n), storage=storage) as table:
+        for step in range(14):
+            train(table, np.arange(n) + n * step)
+        table.save(tmp_path / "saved")
+        for step in range(14, 28):
+            train(table, np.arange(n) + n * step)
+        assert table.restore(tmp_path / "saved") == 14 * n
+        assert sorted(table.keys().tolist()) == list(range(14 * n))
+
+
+def test_a_configuration_without_a_policy_ends_that_of_another_table_object(tmp_path: Path) -> None:
+    path = tmp_path / "g" / "t"
+    with tsps.Table.create(tmp_path / "g" / "other", tsps.TableConfig("other", DIM)):  # keeps the group's writer open
+        make(tmp_path / "g", tsps.Eviction(max_rows=10), admission=tsps.Admission(2, 100)).close()
+        with tsps.Table.open(path, "r+", config(None)) as table:
+            for step in range(4):
+                train(table, np.arange(5) + 5 * step)
+            assert len(table) == 20
+        with tsps.Table.open(path, "r+", config(tsps.Eviction(max_rows=10))) as table:
+            train(table, [0])
+            assert len(table) == 10
+            with tsps.Table.open(path, "r+"):  # it says nothing of policies
+                train(table, range(100, 105))
+                assert len(table) == 10

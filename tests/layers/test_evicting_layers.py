@@ -157,3 +157,22 @@ def test_a_schedule_that_delays_tables_is_refused() -> None:
     model.compile(tsps.DistributedOptimizer(keras.optimizers.SGD(0.1), schedule=schedule), "mse")
     with pytest.raises(Exception, match=r"eviction=.*cannot be trained with DelayedGlobal"):
         fit(model, 1)
+
+
+@pytest.mark.parametrize("options", [{"max_rows": 60, "eviction": tsps.Eviction(1000)}, {"eviction": EVICTION}])
+def test_a_full_table_goes_back_to_other_rows(tmp_path: Path, options: dict[str, Any]) -> None:
+    layer, full = (tsps.Embedding(None, 4, table=tsps.TableConfig("t", 4, **options)) for _ in range(2))
+    model, restored = compiled(layer), compiled(full)
+    fit(model, 2)
+    rows = table_of(layer).lookup(np.arange(60))
+    checkpointer = tsps.Checkpointer(tmp_path / "c", model, model.optimizer)
+    checkpointer.save()
+    checkpointer.wait()
+    model.save_weights(tmp_path / "m.weights.h5")
+    fit(model, 3, 500)
+    full.bindings[0].assign(np.arange(500, 560), np.ones((60, 4), np.float32))  # as the rows of a killed run
+    model.load_weights(tmp_path / "m.weights.h5")
+    tsps.Checkpointer(tmp_path / "c", restored, restored.optimizer).restore()
+    for table in (table_of(layer), table_of(full)):
+        assert sorted(table.keys()) == list(range(60))
+        np.testing.assert_array_equal(table.lookup(np.arange(60)), rows)

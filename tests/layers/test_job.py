@@ -156,6 +156,9 @@ def test_a_named_job_goes_on_with_its_tables(root):
         ("TableConfig('user', 5)", "'dim': 4"),
         ("TableConfig('user', 4, key_limit=9)", "'key_limit': 0"),
         ("TableConfig('user', 4, initializer='normal')", "initializer"),
+        ("TableConfig('user', 4, initializer={'class_name': 'RandomUniform', 'config': {'maxval': 3}})", "'b': 3.0"),
+        ("TableConfig('user', 4, seed=17)", "'seed': 17"),
+        ("TableConfig('user', 4, max_rows=9)", "'max_rows': 9"),
         ("TableConfig('item', 4)", "t0000-user"),
     ):
         error = run_forked(ONE + f"me.create_table({table})", **environment).stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tf_sparse_ps.checkpoints import array_file
 from tf_sparse_ps.checkpoints.directories import opened
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory, CheckpointFolder, Save
 from tf_sparse_ps.checkpoints.manifest import TablePart, table_file_name
@@ -154,6 +156,8 @@ def write(
 ) -> int:
     """Writes a checkpoint again, as one that builds on no other.
 
+    It keeps its id if its rows stay. With other rows it gets another id, the same on all machines that write these.
+
     Args:
       checkpoint: The checkpoint.
       save: The save, which is finished.
@@ -165,11 +169,6 @@ def write(
     """
     content = checkpoint.manifest
     left_out = 0
-    table_files = {file for part in content.all_parts for file in part.files}
-    for entry in content.files:
-        if entry.name not in table_files:
-            shutil.copyfile(checkpoint.path / entry.name, save.folder / entry.name)
-            save.add(entry.name)
     tables: list[dict[str, Any]] = []
     for number, table in enumerate(content.tables):
         file = save.folder / table_file_name(number, str(table["name"]))
@@ -180,8 +179,28 @@ def write(
         part = TablePart(file.name, rows_checksum=written.rows_checksum)
         tables.append({**table, "parts": [dataclasses.asdict(part)]})
         save.add(file.name, written.crc32)
-    save.finish(dataclasses.replace(content, name=save.name, chain=(), tables=tuple(tables), files=tuple(save.files)))
+    new_id = content.id
+    if without or blocks:
+        checksums = [table["parts"][0]["rows_checksum"] for table in tables]
+        new_id = hashlib.blake2b(repr((content.id, checksums)).encode(), digest_size=8).hexdigest()
+    table_files = {file for part in content.all_parts for file in part.files}
+    for entry in content.files:
+        if entry.name not in table_files:
+            _copy(checkpoint.path / entry.name, save.folder / entry.name, new_id if new_id != content.id else None)
+            save.add(entry.name)
+    save.finish(
+        dataclasses.replace(content, name=save.name, id=new_id, chain=(), tables=tuple(tables), files=tuple(save.files))
+    )
     return left_out
+
+
+def _copy(source: Path, target: Path, new_id: str | None) -> None:
+    """Copies a file of a checkpoint. `new_id`: what its archives say from now on of which checkpoint they are."""
+    if new_id is None or source.suffix != ".npz":
+        shutil.copyfile(source, target)
+    else:
+        facts, arrays = array_file.read(source)
+        array_file.write(target, list(arrays), {**facts, "id": new_id})
 
 
 class _Blocks:

@@ -100,11 +100,12 @@ def raise_failures(
         raise error_type(f"{call} has failed on other ranks: " + "; ".join(failed))
 
 
-def must_agree(facts: Sequence[Mapping[str, str]]) -> None:
+def must_agree(facts: Sequence[Mapping[str, str]], remedy: str = "") -> None:
     """Compares what the ranks have told each other.
 
     Args:
       facts: The facts of each rank by name, the same list on all ranks. The error is therefore raised on all ranks.
+      remedy: The end of the message.
 
     Raises:
       ValueError: The facts of a rank differ from those of rank 0. The message names the ranks and what differs.
@@ -118,4 +119,5 @@ def must_agree(facts: Sequence[Mapping[str, str]]) -> None:
     if differences:
         shown = "; ".join(differences[:10])
         more = f" (and {len(differences) - 10} more)" if len(differences) > 10 else ""
-        raise ValueError(f"the ranks of this job are configured differently. {shown}{more}")
+        end = f". {remedy}" if remedy else ""
+        raise ValueError(f"the ranks of this job are configured differently. {shown}{more}{end}")

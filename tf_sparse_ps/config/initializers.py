@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,12 @@ class Resolved:
     b: float = 0.0
     seed: int | None = None
     values: Callable[[], npt.NDArray[np.float32]] | None = None
+
+
+def deciding(initializer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those facts of an initializer, as the core describes it, that decide the initial values of keys."""
+    names = ["kind", "a", "b"] + ([] if initializer["kind"] in ("zeros", "constant") else ["seed", "salt"])
+    return {name: initializer[name] for name in names}
 
 
 def resolve(initializer: Any, *, dim: int, key_limit: int | None) -> Resolved:

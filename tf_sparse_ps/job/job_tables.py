@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _table
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config import initializers
 from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.config.policies import describe_changes
@@ -196,7 +197,7 @@ class JobTables:
         group = _table.Group.open(self._group.path)
         info = group.table_info(group.find_table(os.path.basename(binding.path)))
         expected = {"dim": config.dim, "key_limit": config.key_limit or 0, "uuid": binding.uuid}
-        expected |= {"dtype": config.dtype, "rounding": config.rounding}
+        expected |= {"dtype": config.dtype, "rounding": config.rounding, "max_rows": config.max_rows or 0}
         stored_shard = {key: info[key] for key in ("node", "nodes")}
         if (shard := self._shard_of(binding)) != stored_shard:
             raise StateError(
@@ -212,10 +213,13 @@ class JobTables:
                 f"job {name!r} has a table {binding.path} with {stored}, but this program makes it with {expected}. "
                 f"{_OTHER_JOB}"
             )
-        if initializer.values is None and info["initializer"]["kind"] != initializer.kind:
+        stored = initializers.deciding(info["initializer"])
+        values = {name: float(np.float32(getattr(initializer, name))) for name in ("a", "b")}
+        expected = {**info["initializer"], "kind": initializer.kind, **values, "seed": config.seed or 0}
+        if initializer.values is None and stored != initializers.deciding(expected):
             raise StateError(
-                f"job {name!r} has a table {binding.path} with initializer {info['initializer']}, but this program "
-                f"makes it with {initializer.kind}. {_OTHER_JOB}"
+                f"job {name!r} has a table {binding.path} with initializer {stored}, but this program makes it with "
+                f"{initializers.deciding(expected)}. {_OTHER_JOB}"
             )
         if USE in config.planes and USE.for_core() not in info["metadata"]:
             raise StateError(

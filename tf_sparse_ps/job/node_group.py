@@ -53,16 +53,16 @@ class NodeGroup:
         self.path = os.path.join(self._folder, f"{identity.name or identity.uuid}-n{identity.node}")
         self.exchange_path = f"{self.path}/{job_folder.EXCHANGE}{identity.run}"
         self.session = Session(self.path, identity.run, collectives.local_rank, collectives.local_size)
-        outcome = "refuse"
+        outcome, index_seed = "refuse", identity.index_seed
         if identity.name is not None:
             if identity.is_leader:
                 with job_folder.locked(self._folder):
                     job_folder.remove_unmade(self.path)
-            outcome = undecided_step.settle(self.path, identity, collectives)
+            outcome, index_seed = undecided_step.settle(self.path, identity, collectives)
         # After this, all nodes have published or undone an undecided step, so the group can get the id of this run.
         all_or_none(
             collectives,
-            lambda: self._make(collectives, outcome) if identity.is_leader else None,
+            lambda: self._make(collectives, outcome, index_seed) if identity.is_leader else None,
             "making the group of tables",
             "tsps.groups",
             UnavailableError,
@@ -180,7 +180,7 @@ class NodeGroup:
                     )
                 time.sleep(_POLL_S)
 
-    def _make(self, collectives: Collectives, outcome: str) -> None:
+    def _make(self, collectives: Collectives, outcome: str, index_seed: int) -> None:
         with job_folder.locked(self._folder), eager_ops(f"making the group {self.path}") as _ops:
             job_folder.remove_leftovers(self._folder, keep=self.path)
             if os.path.lexists(self.path):
@@ -193,7 +193,7 @@ class NodeGroup:
                 self._remove_earlier_runs()
             else:
                 identity = self._identity
-                _ops.create_group(self.path, identity.uuid, life=identity.life, index_seed=identity.index_seed)
+                _ops.create_group(self.path, identity.uuid, life=identity.life, index_seed=index_seed)
             os.mkdir(self.exchange_path, 0o700)
         path, exchange, pid, keep = self.path, self.exchange_path, os.getpid(), self._identity.name is not None
         collectives.at_exit(lambda: job_end.end_group(path, exchange, pid, keep=keep))

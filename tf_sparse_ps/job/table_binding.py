@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_sparse_ps import _table
 from tf_sparse_ps._compat import _keras
 from tf_sparse_ps._ops.eager import eager_ops
+from tf_sparse_ps.config import initializers
 from tf_sparse_ps.config.admission import SKETCH
 from tf_sparse_ps.config.eviction import Eviction
 from tf_sparse_ps.config.metadata import USE
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tf_sparse_ps.job.node_group import NodeGroup
 
 _CHUNK_BYTES = 16 << 20
+_ERASED_AT_ONCE = 1 << 20
 
 
 @dataclasses.dataclass(eq=False)
@@ -242,7 +244,7 @@ class TableBinding:
         with self.writing(what, rows=True, whole=whole) as writes:
             if not writes:
                 return
-            had_rows = len(self.reader()) > 0
+            had_rows = self.begin_replacing()
             written: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
             for block in blocks:
                 use = block.metadata.get(USE.name)
@@ -254,6 +256,23 @@ class TableBinding:
             if had_rows:
                 with eager_ops(f"erasing rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, np.setdiff1d(self.reader().keys(), np.concatenate(written)))
+
+    def begin_replacing(self) -> bool:
+        """Erases all rows on this node, if the table may have no room for them beside those that replace them.
+
+        That is so if its rows are bounded or evicted. Only the leader calls it, before it writes the new rows.
+
+        Returns:
+          Whether the table still has rows. Those that are not written are to be erased at the end.
+        """
+        if self.config.max_rows is None and self.config.eviction is None:
+            return len(self.reader()) > 0
+        keys = self.reader().keys()
+        with eager_ops(f"erasing rows of table {self.path}") as _ops:
+            for start in range(0, len(keys), _ERASED_AT_ONCE):
+                _ops.erase(self.path, self.uuid, keys[start : start + _ERASED_AT_ONCE])
+                activity.progress()
+        return False
 
     def erase(self, keys: npt.NDArray[np.int64]) -> None:
         """Erases the rows of keys, int64[n], on this node. Every rank calls it; the leader writes."""
@@ -274,6 +293,21 @@ class TableBinding:
                 keys = evicting.due(self.reader(), eviction, eviction.max_rows_of(self.parts), keep)
                 with eager_ops(f"evicting rows of table {self.path}") as _ops:
                     _ops.erase(self.path, self.uuid, keys)
+
+    def made_with(self) -> dict[str, str]:
+        """Returns facts of the stored table by name, which must be equal on all nodes that have the same rows.
+
+        They give new rows their values. Where steps admit keys or evict rows, the hash of the keys decides ties.
+        """
+        facts = {
+            "initializer": str(initializers.deciding(self.reader().core_initializer())),
+            "max_rows": str(self.reader().config.max_rows),
+        }
+        if self.config.eviction is not None or self.config.admission is not None:
+            facts["index seed"] = str(self.reader().stats()["index_seed"])
+        if self.config.admission is not None:
+            facts["index seed of the counts"] = str(self.sketch().stats()["index_seed"])
+        return facts
 
     @property
     def records_use(self) -> bool:

@@ -33,6 +33,7 @@ class GroupState:
       sealed: The step that is written but not decided, or None.
       sealed_run: The run that wrote the sealed step.
       voters: The number of nodes that decide the sealed step.
+      index_seed: The seed from which the seeds of its tables' indexes follow.
     """
 
     step: int
@@ -40,6 +41,7 @@ class GroupState:
     sealed: int | None = None
     sealed_run: int = 0
     voters: int = 0
+    index_seed: int = 0
 
     @classmethod
     def of(cls, path: str) -> GroupState | None:
@@ -50,11 +52,12 @@ class GroupState:
             return None
         sealed = info["sealed"]
         if sealed is None or sealed["peers"] < 2:
-            return cls(info["step"], info["run_id"])
-        return cls(info["step"], info["run_id"], sealed["step"], sealed["run_id"], sealed["peers"])
+            return cls(info["step"], info["run_id"], index_seed=info["index_seed"])
+        seed = info["index_seed"]
+        return cls(info["step"], info["run_id"], sealed["step"], sealed["run_id"], sealed["peers"], index_seed=seed)
 
 
-def settle(path: str, identity: Identity, collectives: Collectives) -> str:
+def settle(path: str, identity: Identity, collectives: Collectives) -> tuple[str, int]:
     """Returns what all nodes do with an undecided step. Every rank calls this before the leaders open their groups.
 
     Args:
@@ -63,14 +66,17 @@ def settle(path: str, identity: Identity, collectives: Collectives) -> str:
       collectives: The collectives of the job.
 
     Returns:
-      The `outcome` that each leader passes to `open_writer`.
+      The `outcome` that each leader passes to `open_writer`; and the `index_seed` of new groups, that of the groups
+      that an earlier run has left on other nodes, so that keys have the same hashes on all nodes.
 
     Raises:
       StateError: The nodes cannot decide the step. It is raised on all ranks.
     """
     own_state = GroupState.of(path) if identity.is_leader else None
     states = collectives.allgather_object(own_state, "tfsps_states")
-    return outcome([states[leader] for leader in identity.leaders], str(identity.name))
+    of_nodes = [states[leader] for leader in identity.leaders]
+    index_seed = next((state.index_seed for state in of_nodes if state is not None), identity.index_seed)
+    return outcome(of_nodes, str(identity.name)), index_seed
 
 
 def outcome(states: Sequence[GroupState | None], job: str) -> str:

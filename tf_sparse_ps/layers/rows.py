@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tf_sparse_ps import _table, optimizers
 from tf_sparse_ps._compat import _keras_stores
+from tf_sparse_ps.config import initializers
 from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
 from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.layers import collective_calls, saving
@@ -269,7 +270,7 @@ def replace(
             slot_widths = _table.slot_widths(binding.optimizer.kind, config.dim)
             reset, carried = tuple(zip(slot_widths, binding.optimizer.slot_init, strict=True)), False
     new_blocks = _with_slots(blocks(carried), reset)
-    if not _same_values(meta["initializer"], binding.reader().core_initializer()):
+    if initializers.deciding(meta["initializer"]) != initializers.deciding(binding.reader().core_initializer()):
         if config.key_limit is None:
             warnings.warn(
                 f"layer {config.name!r}: keys that were never trained read initial values of this table, not of the "
@@ -332,12 +333,6 @@ def _completed(
 def _initial_slots(n: int, slots: Sequence[tuple[int, float]]) -> tuple[npt.NDArray[np.float32], ...]:
     """Returns the slots of n new rows. `slots`: the width and value of each slot."""
     return tuple(np.full((n, width), value, np.float32) for width, value in slots)
-
-
-def _same_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two initializers give every key the same row."""
-    relevant = ["kind", "a", "b"] + ([] if a["kind"] in ("zeros", "constant") else ["seed", "salt"])
-    return all(a[name] == b[name] for name in relevant)
 
 
 def _shortest(value: float) -> float:

@@ -18,11 +18,16 @@ import tensorflow as tf
 from tf_sparse_ps import _ops, _table, _version, optimizers
 from tf_sparse_ps.collectives import Collectives
 from tf_sparse_ps.collectives.all_or_none import all_or_none, must_agree
+from tf_sparse_ps.config.metadata import USE
 from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.reduction.optimizer_identity import Claim, OptimizerIdentity, SlotsOf
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 _ordinals = itertools.count()
+_OTHER_MACHINES = (
+    "These are facts of the tables in shared memory. Machines whose tables were made apart from each other would train "
+    "different rows. Remove the job's folders on all machines, or use another TFSPS_JOB, and restore a checkpoint"
+)
 
 
 def handshake(
@@ -70,11 +75,12 @@ def handshake(
     if tables:
         facts["committed step of the group"] = str(int(_ops.group_info(job.group_path).step))
     slots = [SlotsOf(table.ordinal, *table.trained_by()) for table in tables]
-    everyone = collectives.allgather_object((facts, identity.claim(slots, iterations)), "tsps.bind")
-    must_agree([rank_facts for rank_facts, _ in everyone])
+    everyone = collectives.allgather_object((facts, _stored(tables), identity.claim(slots, iterations)), "tsps.bind")
+    must_agree([rank_facts for rank_facts, *_ in everyone])
+    must_agree([stored for _, stored, _ in everyone], _OTHER_MACHINES)
     if not tables:
         return ordinal
-    claim: Claim = everyone[root][1]  # the root alone may have loaded rows and slots
+    claim: Claim = everyone[root][2]  # the root alone may have loaded rows and slots
     if claim.refused is not None:
         names = {table.ordinal: table.config.name for table in tables}
         raise ValueError(
@@ -98,6 +104,16 @@ def handshake(
     job.step.assign(_ops.group_info(job.group_path).step)
     reconcile(collectives, job, tables, root)
     return ordinal
+
+
+def _stored(tables: Sequence[Any]) -> dict[str, str]:
+    """Returns what the replicated tables of this node were made with."""
+    return {
+        f"{fact} of table {table.ordinal} ('{table.config.name}')": value
+        for table in tables
+        if table.placement == "replicated"
+        for fact, value in table.made_with().items()
+    }
 
 
 def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: int) -> None:
@@ -168,29 +184,37 @@ def _bind_table(table: Any, rule: optimizers.RowOptimizer, *, renew: bool) -> No
 
 
 def _copy_to_other_nodes(collectives: Collectives, job: Any, table: Any, root: int) -> None:
-    """Copies a table from the root's node to all other nodes: keys, rows, slots and the identity of their optimizer."""
+    """Copies a table from the root's node to all other nodes: keys, rows, slots, their use and their optimizer."""
     is_root, nodes = collectives.rank == root, job.identity.nodes
     writes = job.is_leader and nodes[collectives.rank] != nodes[root]
     dim = table.config.dim
     widths = [dim, *(() if table.optimizer is None else _table.slot_widths(table.optimizer.kind, dim))]
     stored = table.reader().keys() if is_root else None
-    n = collectives.broadcast_object(None if stored is None else len(stored), root, "tsps.values.count")
+    content = None if stored is None else (len(stored), table.records_use)
+    n, has_use = collectives.broadcast_object(content, root, "tsps.values.count")
+    had_rows = writes and table.begin_replacing()
     written: list[Any] = [np.empty(0, np.int64)]
     rows_per_chunk = max(1, _CHUNK_BYTES // (4 * dim))
     for start in range(0, n, rows_per_chunk):
         size = min(rows_per_chunk, n - start)
         keys, values = tf.zeros([size], tf.int64), [tf.zeros([size, width]) for width in widths]
+        use = tf.zeros([size * has_use], tf.int64)
         if stored is not None:
             part = stored[start : start + size]
             _, rows, slots = table.reader().entries(part)
             keys, values = tf.constant(part), [tf.constant(rows), *map(tf.constant, slots)]
+            if has_use:
+                use = tf.constant(table.reader().metadata(part)[USE.name].view(np.int64).reshape(-1))
         keys = collectives.broadcast(keys, root, "tsps.values.keys")
         values = [collectives.broadcast(value, root, f"tsps.values.{k}") for k, value in enumerate(values)]
+        if has_use:
+            use = collectives.broadcast(use, root, "tsps.values.use")
         if writes:
-            _ops.assign(table.path, table.uuid, keys, values[0], values[1:])
+            part_use = use if has_use and table.records_use else None
+            _ops.assign(table.path, table.uuid, keys, values[0], values[1:], part_use)
             written.append(keys.numpy())
     made_by = collectives.broadcast_object(table.trained_by() if is_root else None, root, "tsps.values.optimizer")
     if writes:
         table.set_trained_by(*made_by)
-    if writes and (absent := np.setdiff1d(table.reader().keys(), np.concatenate(written))).size:
+    if had_rows and (absent := np.setdiff1d(table.reader().keys(), np.concatenate(written))).size:
         _ops.erase(table.path, table.uuid, absent)

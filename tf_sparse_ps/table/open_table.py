@@ -77,7 +77,8 @@ class OpenTable:
         self._writable_group()
 
     def _set_policies(self) -> None:
-        """Lets this process's steps admit keys and evict rows as the configuration says."""
+        """Lets this process's steps admit keys and evict rows as the configuration says, and in no other way."""
+        self._group_as_it_is.stop_policies(self._index)  # those of an earlier configuration of this process
         nodes = 1 if self.shard is None else self.shard.nodes
         if (admission := self.config.admission) is not None:
             numbers = admission.for_core(nodes)

@@ -201,9 +201,9 @@ class ParameterFiles(OpenTable, abc.ABC):
         shards.check_restores(str(path), Shard.of(reader.info()), self.path, self.shard)
         # Every block is read, so that a damaged one is found before the table is changed.
         kept_keys = [reader.read_block(block, False)[0] for block in range(reader.blocks())]
-        rows = self.load_parameter_file(path)
+        # Rows are erased first, because a bounded table may have no room for old and new rows together.
         self.erase(np.setdiff1d(self.keys(), np.concatenate([np.empty(0, np.int64), *kept_keys])))
-        return rows
+        return self.load_parameter_file(path)
 
 
 def use_in(step: int, n: int) -> npt.NDArray[np.uint32]:

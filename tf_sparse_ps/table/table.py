@@ -158,7 +158,7 @@ class Table(ParameterFiles):
             eviction=None if config is None else config.eviction,
         )
         table = cls(group, index, resolved_config, mode)
-        if mode == "r+":
+        if mode == "r+" and config is not None:
             table._set_policies()
         return table
 

@@ -314,6 +314,9 @@ class GroupWriter {
   // policy, and perhaps no sketch. FailedPrecondition: the group has another table of the sketch's
   // name.
   Result<bool> SetAdmission(int table, std::shared_ptr<const AdmissionPolicy> policy);
+  // Lets the steps of this writer add every key to a table and evict nothing, until a policy is set
+  // again. The sketch of the table stays.
+  Status StopPolicies(int table);
   // Records the run of the job that this writer belongs to; its seals name it.
   void SetRun(uint64_t run_id);
   // Sets the committed step, after a state was restored or imported.

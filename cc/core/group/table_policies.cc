@@ -72,4 +72,13 @@ Result<bool> GroupWriter::SetAdmission(int table, std::shared_ptr<const Admissio
   return forgotten;
 }
 
+Status GroupWriter::StopPolicies(int table) {
+  TSPS_RETURN_IF_ERROR(impl_->CheckWriter(group_));
+  TSPS_ASSIGN_OR_RETURN(const int place, impl_->PlaceOf(group_, table));
+  TableMemory& memory = impl_->memory[static_cast<size_t>(place)];
+  memory.admission = nullptr;
+  memory.eviction = nullptr;
+  return Status();
+}
+
 }  // namespace tsps
