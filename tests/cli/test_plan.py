@@ -87,6 +87,7 @@ def test_a_job_that_does_not_fit_is_refused_with_what_is_missing(run: Run, tmp_p
     assert missing["memory"] == machine["needed"] - machine["memory"] > 0
     text = run("plan", write(tmp_path, document)).out
     assert "The job does not fit: " in text
+    assert "items, storage: No disk is given, so all rows must be in memory." in text
     assert {line.split()[1] for line in text.splitlines() if line.startswith("- ")} >= {"Use", "Shard", "Give"}
     # With what the remedies name, it fits.
     larger = {**document, "memory": machine["needed"], "shared_memory": machine["shared_needed"]}
@@ -269,6 +270,12 @@ def make_unbuilt():
             self.rows = tsps.EmbeddingCollection({"user": users, "friends": users})
 
     return Model()
+
+def nothing():
+    make_model()
+
+def with_argument(n):
+    return make_model()
 """
 
 
@@ -282,6 +289,8 @@ from tf_sparse_ps import cli
 assert cli.main(["plan", "train:make_model", "--json"]) == 0
 print("---")
 assert cli.main(["plan", "train:make_unbuilt", "--json", "--config", "job.json"]) == 0
+for function in ("nothing", "with_argument", "keras"):
+    assert cli.main(["plan", "train:" + function]) == 2
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -293,6 +302,8 @@ assert cli.main(["plan", "train:make_unbuilt", "--json", "--config", "job.json"]
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "the model: train:nothing must return a Keras model. It returned None" in done.stderr
+    assert "of a function without arguments. Received: 'train:with_argument'" in done.stderr
     (built,), (unbuilt,) = (json.loads(part)["tables"] for part in done.stdout.split("---"))
     assert (built["rows"], built["optimizer"], built["dim"]) == (50_000, "adam", 16)
     assert built["step"]["ids"] == 1024 * 8

@@ -145,6 +145,7 @@ def test_the_horovod_that_is_installed_loads(monkeypatch: pytest.MonkeyPatch) ->
         ("-np 2", "the program to run is missing"),
         ("-np 2 --", "the program to run is missing"),
         ("-np 2 --nnodes 0 true", "--nnodes must be 1 or more. Received: 0"),
+        ("-np 2 --coordinator a:1 true", "Give --nnodes, too. Received: 'a:1'"),
         ("-np 2 --nnodes 2 true", "--nnodes greater than 1 needs --coordinator HOST:PORT"),
         ("-np 2 --node-rank 1 true", "--node-rank must be 0 to 0 with --nnodes 1. Received: 1"),
         ("-np 2 --nnodes 2 --node-rank 2 --coordinator a:1 true", "--node-rank must be 0 to 1 with --nnodes 2"),

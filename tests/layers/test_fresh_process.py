@@ -93,6 +93,10 @@ def test_a_compiled_model_loads_after_the_imports_alone(saved: dict[str, str], i
     run_fresh(imports + LOAD.format(keras=name, **saved))
 
 
+def test_ranks_connect_before_tensorflow_is_imported() -> None:
+    run_fresh(f"import tf_sparse_ps as tsps\nassert tsps.init().size == 1\nimport {KERAS}\ntsps.Embedding(None, 2)")
+
+
 def test_names_in_a_file_are_those_of_earlier_versions(saved: dict[str, str]) -> None:
     with zipfile.ZipFile(saved["path"]) as file:
         config = file.read("config.json").decode()

@@ -30,7 +30,7 @@ def outcomes() -> Iterator[Outcomes]:
         ("topology", ["topology", "rank 0 has flat", "rank 2 has hierarchical"]),
         ("wire", ["wire", "rank 0 has float32", "rank 2 has bfloat16"]),
         ("rule", ["update rule of table", "rank 0 has adagrad(0.1,)", "rank 2 has adagrad(0.2,)"]),
-        ("bound", ["configuration hash of table", "rank 2 has"]),
+        ("bound", ["key_limit of table", "rank 0 has 10, rank 2 has 11"]),
         ("dense_shape", ["dense gradients", "rank 2 has ['dense[3]']"]),
         ("clipping", ["clipping", "norm=1.0", "rank 2 has", "norm=2.0"]),
         ("version", ["tf_sparse_ps: rank 0 has 0.1.0", "rank 2 has 0.2.0"]),

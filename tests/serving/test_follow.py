@@ -207,6 +207,16 @@ def test_the_command_follows(trainer: Trainer, tmp_path: Path, capfd: pytest.Cap
     assert "has version 9" in capfd.readouterr().err
 
 
+def test_wrong_arguments_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    there = str(tmp_path / "there")
+    assert cli.main(["follow", str(tmp_path / "nothing"), there, "--once"]) == 2
+    assert "nothing is no directory with versions" in capfd.readouterr().err
+    for every in ("nan", "-3", "0"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["follow", str(tmp_path), there, "--every", every])
+        assert "--every must be a number of seconds of at least 0.05" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("kills", [30, pytest.param(300, marks=pytest.mark.nightly)])
 @pytest.mark.daily_cases(1)
 def test_a_killed_copy_resumes(trainer: Trainer, tmp_path: Path, kills: int) -> None:

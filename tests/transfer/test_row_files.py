@@ -248,6 +248,29 @@ def test_parquet_that_is_no_rows(folder: Path) -> None:
             import_rows(folder / "bad.parquet", folder / "new.tfsps")
 
 
+@pytest.mark.parametrize("value", ["nan", "-inf", "1e39"])
+def test_rows_that_are_not_finite_are_refused(value: str, folder: Path) -> None:
+    (folder / "rows.csv").write_text(f"key,row_0,row_1,row_2\n4,1,2,3\n5,1,{value},3\n")
+    with tsps.Table.create(folder / "group" / "words", tsps.TableConfig("words", 3)) as table:
+        path = table.path
+    for into in (folder / "new.tfsps", path):
+        with pytest.raises(errors.InvalidArgumentError, match=r"rows\.csv has (nan|-?inf) in the row of key 5"):
+            import_rows(folder / "rows.csv", into)
+    assert not (folder / "new.tfsps").exists()
+    with tsps.Table.open(path) as table:
+        assert len(table) == 0
+
+
+def test_slots_that_are_not_finite_are_refused(folder: Path) -> None:
+    table = made(folder, "adam", n=10)
+    bad = [np.full((1, DIM), value, np.float32) for value in (1, np.nan)]
+    table.assign([7], np.ones((1, DIM), np.float32), bad)
+    export_rows(table, folder / "words.npz", slots=True)
+    with pytest.raises(errors.InvalidArgumentError, match="nan in the row of key 7"):
+        import_rows(folder / "words.npz", folder / "new.tfsps")
+    assert import_rows(folder / "words.npz", folder / "new.tfsps", slots=False) == 11
+
+
 @pytest.mark.parametrize("ending", ["npz", "parquet"])
 def test_damage_is_found_before_anything_is_written(ending: str, folder: Path) -> None:
     table = made(folder, n=5000)

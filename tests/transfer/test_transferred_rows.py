@@ -225,3 +225,12 @@ def test_slots_of_another_optimizer_are_refused() -> None:
     with pytest.raises(errors.UnsupportedError, match=r"has slots of adagrad.*is trained by adam"):
         tsps.transfer(source, target, slots=True)
     np.testing.assert_array_equal(block_of(target).rows, before.rows)
+
+
+def test_rows_that_are_not_finite_are_refused() -> None:
+    layer = built()
+    rows = np.ones((3, layer.output_dim), np.float32)
+    rows[1, 2] = np.inf
+    with pytest.raises(errors.InvalidArgumentError, match="inf in the row of key 12"):
+        tsps.transfer((np.array([11, 12, 13]), rows), layer)
+    assert not len(layer.bindings[0].reader())

@@ -21,6 +21,7 @@ from tf_sparse_ps.exporting.publisher import Publisher, ShardSender
 from tf_sparse_ps.exporting.shard_collection import WRITER
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.serving import table_files
+from tf_sparse_ps.urls import local_path
 
 
 class Export(_keras.keras.callbacks.Callback):
@@ -73,7 +74,7 @@ class Export(_keras.keras.callbacks.Callback):
         if not keep > 0:
             raise ValueError(f"`keep` must be above 0. Received: keep={keep!r}")
         table_files.check_options(rows, absent)
-        self.directory = os.path.abspath(directory)
+        self.directory = local_path(directory, "directory")
         self._every_steps, self._every_seconds, self._keep = every_steps, every_seconds, keep
         self._options, self._signatures = Options(rows, absent), signatures
         self._publisher: Publisher | ShardSender | None = None

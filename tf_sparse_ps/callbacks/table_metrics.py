@@ -23,6 +23,7 @@ from tf_sparse_ps.monitoring.rates import Rates
 from tf_sparse_ps.monitoring.readings import GroupReading, TableSize
 from tf_sparse_ps.monitoring.row_samples import RowSample
 from tf_sparse_ps.training import progress_line, samples
+from tf_sparse_ps.urls import local_path
 
 _WRITER = 0  # the rank that writes files
 _SAMPLED_ROWS = 2048  # of each table
@@ -85,7 +86,7 @@ class TableMetrics(_keras.keras.callbacks.Callback):
         if every_steps is None:
             raise ValueError("`every_steps` must be an integer. Received: every_steps=None")
         check_interval(every_steps, None)
-        self.log_dir = os.path.abspath(log_dir)
+        self.log_dir = local_path(log_dir, "log_dir")
         self._every_steps = every_steps
         self._files: EventFiles | None = None
         self._last: _Moment | None = None

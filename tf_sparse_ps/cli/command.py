@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import warnings
@@ -74,17 +75,22 @@ def make_model(name: str, argument: str) -> Any:
       argument: What the function is given as, for the message.
 
     Raises:
-      InvalidArgumentError: There is no such function.
+      InvalidArgumentError: There is no such function, or it returns no model.
     """
     module_name, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
         make = getattr(importlib.import_module(module_name), function)
-    except (ImportError, AttributeError) as error:
+        inspect.signature(make).bind()
+    except (ImportError, AttributeError, TypeError) as error:
         raise InvalidArgumentError(
-            f"{argument} must be MODULE:FUNCTION, such as train:make_model. Received: {name!r} ({error})"
+            f"{argument} must be MODULE:FUNCTION, such as train:make_model, of a function without arguments. "
+            f"Received: {name!r} ({error})"
         ) from error
-    return make()
+    model = make()
+    if not hasattr(model, "get_layer"):
+        raise InvalidArgumentError(f"{argument}: {name} must return a Keras model. It returned {model!r}")
+    return model
 
 
 def mistake(message: str) -> NoReturn:

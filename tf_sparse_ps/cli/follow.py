@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -44,6 +45,8 @@ def command(
     With --json it prints a line for each version.
     """
     selections = (pin is not None) + unpin + rollback
+    if not 0.05 <= every < math.inf:
+        mistake(f"--every must be a number of seconds of at least 0.05. Received: {every}")
     if selections > 1:
         mistake("--pin, --unpin and --rollback exclude each other. Give one of them")
     if "://" in directory and selections:

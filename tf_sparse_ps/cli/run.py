@@ -43,7 +43,7 @@ it; 128 + N if the launcher got signal N (130 after Ctrl-C, 143 after SIGTERM); 
     epilog=_EPILOG,
 )
 @click.option("-np", "--nproc-per-node", "ranks", type=int, required=True, metavar="N", help="Ranks on this machine.")
-@click.option("--nnodes", type=int, default=1, metavar="N", help="Machines, each with a launcher (default: 1).")
+@click.option("--nnodes", type=int, metavar="N", help="Machines, each with a launcher (default: 1).")
 @click.option("--node-rank", type=int, default=0, metavar="K", help="Number of this machine, from 0 on (default: 0).")
 @click.option(
     "--coordinator",
@@ -95,7 +95,7 @@ def command(**arguments: Any) -> int:
 
 def options(
     ranks: int,
-    nnodes: int,
+    nnodes: int | None,
     node_rank: int,
     coordinator: str | None,
     collectives: str,
@@ -119,6 +119,7 @@ def options(
             )
     if ranks < 1:
         mistake(f"-np must be 1 or more, the number of ranks on this machine. Received: {ranks}")
+    given_nnodes, nnodes = nnodes, 1 if nnodes is None else nnodes
     if nnodes < 1:
         mistake(f"--nnodes must be 1 or more. Received: {nnodes}")
     if not 0 <= node_rank < nnodes:
@@ -130,6 +131,8 @@ def options(
     if metrics_port is not None:
         check_package("--metrics-port")
     address = _address(coordinator)
+    if given_nnodes is None and address is not None:
+        mistake(f"--coordinator is for jobs on several machines. Give --nnodes, too. Received: {coordinator!r}")
     if nnodes > 1 and address is None:
         mistake(
             "--nnodes greater than 1 needs --coordinator HOST:PORT, the same on all machines. HOST is the machine of "

@@ -166,10 +166,12 @@ def when_connected(listener: Callable[[Collectives], None]) -> None:
 
 
 def _instance(kind: str, strategy: Any) -> Collectives:
+    # Imports come before the lock: the first import of TensorFlow imports modules that call `when_connected`.
+    make = _maker(kind) if kind not in _instances else None
     with _lock:
         is_new = kind not in _instances
-        if is_new:
-            _instances[kind] = _make(kind, strategy)
+        if make is not None and is_new:
+            _instances[kind] = make(strategy)
         collectives, listeners = _instances[kind], tuple(_listeners)
     if is_new and collectives.size > 1:
         for listener in listeners:
@@ -242,19 +244,20 @@ def _choose(kind: str, horovod: bool, strategy: Any) -> str:
     return "tensorflow" if "tensorflow" in _instances else "local"
 
 
-def _make(kind: str, strategy: Any) -> Collectives:
+def _maker(kind: str) -> Callable[[Any], Collectives]:
+    """Imports what a kind needs, and returns a function that makes the collectives, given the strategy."""
     if kind == "horovod":
         from tf_sparse_ps.collectives.horovod import HorovodCollectives  # Horovod is optional
 
-        return HorovodCollectives()
+        return lambda _: HorovodCollectives()
     if kind == "tensorflow":
         from tf_sparse_ps.collectives import tensorflow  # needs TensorFlow
 
-        return tensorflow.make()
+        return lambda _: tensorflow.make()
     if kind == "tf.distribute":
         from tf_sparse_ps.collectives import tf_distribute  # needs TensorFlow
 
-        return tf_distribute.make(strategy)
+        return tf_distribute.make
     from tf_sparse_ps.collectives.local import LocalCollectives  # needs TensorFlow
 
-    return LocalCollectives()
+    return lambda _: LocalCollectives()

@@ -248,23 +248,30 @@ class TableConfig:
         except (ValueError, TypeError):  # a rule or a function has no serialized form
             return False
 
+    def facts(self) -> dict[str, str]:
+        """Returns what is equal on all ranks that train the same table, as text by the name of the field."""
+        resolved, constraint = self.resolved_initializer(), self.resolved_constraint()
+        facts: dict[str, Any] = {
+            "name": self.name,
+            "dim": self.dim,
+            "max_rows": self.max_rows,
+            "key_limit": self.key_limit,
+            "seed": self.seed,
+            "initializer": [resolved.kind, resolved.a, resolved.b],
+            "optimizer": self.optimizer and [self.optimizer.kind, list(self.optimizer.slot_init)],
+            "metadata": [plane.for_core() for plane in self.metadata],
+            "dtype": self.dtype,
+            "rounding": self.rounding,
+            "constraint": constraint and constraint.parameters,
+            "placement": placement_lib.serialize(self.placement),
+            "admission": optional.serialize(self.admission),
+            "eviction": optional.serialize(self.eviction),
+        }
+        return {name: json.dumps(value) for name, value in facts.items()}
+
     def hash(self) -> str:
-        """Returns 16 hexadecimal digits that are equal on all ranks which train the same table. Ranks compare them."""
-        resolved = self.resolved_initializer()
-        facts = [self.name, self.dim, self.max_rows, self.key_limit, self.seed, resolved.kind, resolved.a, resolved.b]
-        if self.optimizer is not None:
-            facts += [self.optimizer.kind, list(self.optimizer.slot_init)]
-        facts += [plane.for_core() for plane in self.metadata]
-        facts += [self.dtype, self.rounding]
-        if (constraint := self.resolved_constraint()) is not None:
-            facts += constraint.parameters
-        if isinstance(self.placement, placement_lib.Sharded):
-            facts.append(self.placement.get_config())
-        if self.admission is not None:
-            facts.append(self.admission.get_config())
-        if self.eviction is not None:
-            facts.append(self.eviction.get_config())
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        """Returns 16 hexadecimal digits, which are equal for configurations with the same `facts`."""
+        return hashlib.sha256(json.dumps(self.facts()).encode()).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import re
 from typing import Any, Literal
 
 from tf_sparse_ps.config.plain_numbers import make_plain
+from tf_sparse_ps.urls import local_path
 
 _UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]I?B|B?)", re.IGNORECASE)
@@ -38,7 +39,7 @@ class Tiered:
         make_plain(self, "memory")
         if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
             raise ValueError(f"`path` must be a directory on a disk. Received: path={self.path!r}")
-        object.__setattr__(self, "path", os.path.abspath(os.path.expanduser(os.fspath(self.path))))
+        object.__setattr__(self, "path", local_path(os.path.expanduser(os.fspath(self.path))))
         object.__setattr__(self, "memory", _bytes(self.memory))
 
     def get_config(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tf_sparse_ps.node import activity
 from tf_sparse_ps.serving import fault_points
 from tf_sparse_ps.serving.version import Version
 from tf_sparse_ps.serving.version_builder import VersionBuilder
+from tf_sparse_ps.urls import local_path
 
 
 def export(
@@ -66,7 +67,7 @@ def export(
       >>> model.fit(...)
       >>> tsps.export(model, "serve/2", base="serve/1")    # writes what fit has changed
     """
-    folder = os.path.abspath(path)
+    folder = local_path(path)
     if not isinstance(model, _keras.Layer):
         raise InvalidArgumentError(f"`model` must be a Keras model. Received: {type(model).__name__}")
     bindings = model_tables.of(model)

@@ -60,6 +60,11 @@ class Sums:
         return self.shared + self.buffers + self.processes
 
 
+_IN_MEMORY = "All rows fit into memory."
+_NO_DISK = "No disk is given, so all rows must be in memory."
+_NOT_ON_DISK = "Its rows stay in memory, which has no room for all tables."
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The plan of a job.
@@ -95,6 +100,10 @@ class Planner:
         tables = self._cached(self._shrunk(tables))
         plan = self._evaluated(tables)
         if plan.problems:
+            if {"memory", "shared memory"} & {what for what, _ in plan.problems}:
+                for table in tables:
+                    if "storage" not in table.chosen and table.config.storage == "memory":
+                        self._reasons[table.name]["storage"] = _NO_DISK if self._config.disk is None else _NOT_ON_DISK
             return dataclasses.replace(plan, remedies=tuple(self._remedies(tables, plan)))
         return plan
 
@@ -105,7 +114,7 @@ class Planner:
         reasons, machines = self._reasons[table.name], self._config.machines
         for name in table.chosen:
             reasons[name] = "It is as given."
-        reasons.setdefault("storage", "All rows fit into memory.")
+        reasons.setdefault("storage", _IN_MEMORY)
         reasons.setdefault("dtype", "Rows of float32 fit, so they need not be rounded.")
         if "placement" in table.chosen or table.config.cache is not None:
             reasons.setdefault("placement", "A table with a device cache cannot be sharded.")

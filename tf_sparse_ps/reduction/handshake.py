@@ -67,7 +67,7 @@ def handshake(
     facts["number of tables"] = str(len(tables))
     for table, rule in zip(tables, rules, strict=True):
         label = f"table {table.ordinal} ('{table.config.name}')"
-        facts[f"configuration hash of {label}"] = table.config.hash()
+        facts |= {f"{name} of {label}": value for name, value in table.config.facts().items()}
         facts[f"uuid of {label}"] = table.uuid
         facts[f"update rule of {label}"] = f"{rule.kind}{rule.slot_init}"
         if table.placement == "sharded":

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tf_sparse_ps.rows import formats, opening
 from tf_sparse_ps.rows.selection import Selection
 from tf_sparse_ps.table.progress import bar
+from tf_sparse_ps.urls import local_path
 
 
 def export_rows(
@@ -54,7 +55,7 @@ def export_rows(
     Example:
       >>> export_rows("checkpoints", "words.parquet", table="words", slots=True)
     """
-    path = Path(os.path.abspath(file))
+    path = Path(local_path(file, "file"))
     opened = opening.opened(source, table)
     selection = Selection(keys, key_range=key_range)
     if slots:

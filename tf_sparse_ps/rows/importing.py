@@ -9,6 +9,7 @@ from typing import Any
 from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.rows import opening, sources, targets
 from tf_sparse_ps.stored.paths import PARAMETER_FILE, kind_of
+from tf_sparse_ps.urls import local_path
 
 
 def import_rows(
@@ -54,7 +55,7 @@ def import_rows(
       >>> import_rows("words.parquet", "checkpoints", table="words")
     """
     source = opening.opened(file, variable)
-    target = Path(os.path.abspath(into))
+    target = Path(local_path(into, "into"))
     take = slots and source.facts.optimizer != "none"
     if target.suffix == PARAMETER_FILE:
         if table is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_sparse_ps.rows import sources, weight_files
 from tf_sparse_ps.rows.sources import Source
+from tf_sparse_ps.urls import local_path
 
 
 def opened(source: Any, name: str | None = None) -> Source:
@@ -24,7 +25,7 @@ def opened(source: Any, name: str | None = None) -> Source:
         `weight_files.opened`.
     """
     if isinstance(source, str | os.PathLike):
-        path = Path(os.path.abspath(source))
+        path = Path(local_path(source, "source"))
         is_model = path.is_file() and path.suffix.lower() in weight_files.ENDINGS
         if is_model or weight_files.is_tensorflow_checkpoint(path):
             return weight_files.opened(path, name)

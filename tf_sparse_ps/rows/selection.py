@@ -106,6 +106,19 @@ def check_range(keys: Keys, target: str, limit: int | None) -> None:
             )
 
 
+def check_finite(block: Block, name: str) -> None:
+    """Raises InvalidArgumentError if a row or slot is infinite or no number. `name`: the source, for the message."""
+    for values in (block.rows, *block.slots):
+        is_finite = np.isfinite(values).all(axis=1)
+        if not is_finite.all():
+            first = int(np.argmin(is_finite))
+            value = values[first][~np.isfinite(values[first])][0]
+            raise InvalidArgumentError(
+                f"{name} has {value} in the row of key {block.keys[first]}. A table with such a row could not be "
+                "trained. Give the row finite numbers, or leave it out"
+            )
+
+
 def keys_of(values: Any, name: str) -> Keys:
     """Converts integers, or strings to their fingerprints: int64[n].
 

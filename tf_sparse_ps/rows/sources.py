@@ -35,6 +35,7 @@ from tf_sparse_ps.table.groups import plain_name
 from tf_sparse_ps.table.scan import Block
 from tf_sparse_ps.table.shards import Shard
 from tf_sparse_ps.table.table import Table
+from tf_sparse_ps.urls import local_path
 
 OPENED = (Table, ServingTable, str, os.PathLike)  # what `opened` takes
 _KEYS_AT_ONCE = 1 << 16
@@ -180,7 +181,7 @@ def opened(source: Any, table: str | None = None) -> Source:
             "rows come from a tsps.Table, a tsps.ServingTable, or the path of a table, a sparse-parameter file, a "
             f"checkpoint, a served version or a file of rows. Received: {type(source).__name__}"
         )
-    path = Path(os.path.abspath(source))
+    path = Path(local_path(source, "source"))
     if path.suffix.lower() in formats.ENDINGS and path.is_file():
         return RowFileSource(path)
     if path.parent.name == versions.ASSETS and path.is_file():

@@ -14,7 +14,7 @@ from tf_sparse_ps.checkpoints.stored_rows import KeySet, StoredRows
 from tf_sparse_ps.config.metadata import USE, MetadataPlane
 from tf_sparse_ps.errors import NotFoundError, StateError, TableExistsError
 from tf_sparse_ps.rows.facts import RowFacts, check_dim
-from tf_sparse_ps.rows.selection import check_range
+from tf_sparse_ps.rows.selection import check_finite, check_range
 from tf_sparse_ps.rows.sources import Source
 from tf_sparse_ps.stored.contents import LiveTable
 from tf_sparse_ps.table import parameter_files
@@ -26,13 +26,14 @@ from tf_sparse_ps.table.scan import Block, concatenated, joined
 from tf_sparse_ps.table.table import Table
 
 
-def read_keys(source: Source, target: str, limit: int | None, *, progress: bool) -> Keys:
+def read_keys(source: Source, target: str, limit: int | None, *, slots: bool, progress: bool) -> Keys:
     """Reads all rows once, so that a bad one is found before anything is written. Needs 8 bytes per row.
 
     Args:
       source: The rows.
       target: What the rows are for, for messages.
       limit: The limit of the target's keys, or None.
+      slots: Whether slots are taken, too.
       progress: Whether to show a progress bar.
 
     Returns:
@@ -41,12 +42,13 @@ def read_keys(source: Source, target: str, limit: int | None, *, progress: bool)
     Raises:
       StateError: A key occurs twice.
       KeyRangeError: A key is outside a bounded target.
-      DamagedFileError, InvalidArgumentError: The source cannot be read.
+      DamagedFileError, InvalidArgumentError: The source cannot be read, or a row is not finite.
     """
     keys: Keys = np.empty(source.at_most, np.int64)
     n = 0
     with bar(source.at_most, f"check {source.facts.table or 'rows'}", show=progress) as progress_bar:
-        for block in source.blocks(False):
+        for block in source.blocks(slots):
+            check_finite(block, source.name)
             if n + len(block.keys) > len(keys):  # the number was not known
                 keys = np.concatenate([keys[:n], np.empty(n + len(block.keys), np.int64)])
             keys[n : n + len(block.keys)] = block.keys
@@ -84,7 +86,7 @@ def write_parameter_file(source: Source, path: Path, *, slots: bool, progress: b
         raise TableExistsError(f"{path} exists. Import into a new file, or remove this one first")
     if not path.parent.is_dir():
         raise NotFoundError(f"{path.parent} is not a folder, so {path.name} cannot be written there")
-    read_keys(source, f"file {path}", source.facts.key_limit, progress=progress)
+    read_keys(source, f"file {path}", source.facts.key_limit, slots=slots, progress=progress)
     facts = source.facts if slots else source.facts.without_slots()
 
     def blocks() -> Iterator[Block]:
@@ -120,7 +122,7 @@ def write_checkpoint(source: Source, path: Path, table: str | None, *, slots: bo
     check_dim(source.name, source.facts.dim, target, facts.dim)
     if slots:
         check_rule(source, target, facts)
-    keys = read_keys(source, target, facts.key_limit, progress=progress)
+    keys = read_keys(source, target, facts.key_limit, slots=slots, progress=progress)
     with rewriting.saving("an import of rows") as save:
         compaction.write(checkpoint, save, blocks={number: _merged(stored, facts, source, keys, slots=slots)})
     return len(keys)
@@ -180,7 +182,7 @@ def write_table(source: Source, path: Path, *, slots: bool, progress: bool) -> i
         check_dim(source.name, source.facts.dim, target, facts.dim)
         if slots and facts.optimizer != "none":
             check_rule(source, target, facts)
-        read_keys(source, target, facts.key_limit, progress=progress)
+        read_keys(source, target, facts.key_limit, slots=slots, progress=progress)
         if slots:
             table.bind_slots(source.facts.optimizer, source.facts.slot_init, "the source has other slots")
         written = 0

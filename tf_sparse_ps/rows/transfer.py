@@ -15,7 +15,7 @@ from tf_sparse_ps.job.table_binding import number_of
 from tf_sparse_ps.rows import layer_sources, targets
 from tf_sparse_ps.rows.facts import check_dim
 from tf_sparse_ps.rows.layer_sources import LayerSource
-from tf_sparse_ps.rows.selection import KeyMapping, Selection, check_range
+from tf_sparse_ps.rows.selection import KeyMapping, Selection, check_finite, check_range
 from tf_sparse_ps.rows.sources import ArraySource, RowFileSource, Source
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import joined
@@ -62,7 +62,8 @@ def transfer(
       The number of rows that were written, on all machines together.
 
     Raises:
-      InvalidArgumentError: The source has rows of another width, or an argument has a wrong value.
+      InvalidArgumentError: The source has rows of another width, or one that is not finite; or an argument has a
+        wrong value.
       KeyRangeError: A key is outside the bounded table of the layer. Blocks of rows before it may have been written.
       UnsupportedError: `slots` is True, and the source has none or those of another optimizer.
       NotFoundError, DamagedFileError: The source does not exist or is damaged.
@@ -89,9 +90,13 @@ def transfer(
         selection.check_target(target, binding.config.key_limit)
         if selection.everything and isinstance(opened, ArraySource):
             check_range(opened.keys, target, binding.config.key_limit)
+            for block in opened.blocks(False):
+                check_finite(block, opened.name)
         if isinstance(opened, RowFileSource) and job.current().is_leader:
             limit = binding.config.key_limit if selection.everything else None
-            targets.read_keys(opened, target, limit, progress=True)  # finds what is wrong before a row is written
+            targets.read_keys(
+                opened, target, limit, slots=bool(slots), progress=True
+            )  # finds what is wrong before a row is written
         if slots:
             _check_slots(binding, opened, target)
         return {"call": call, "source": opened.identity, "slots": str(bool(slots)), **selection.describe()}
@@ -186,6 +191,7 @@ class _Writing:
     def _write_block(self, block: Block) -> int:
         binding = self._binding
         check_range(block.keys, self._target, binding.config.key_limit)
+        check_finite(block, self._source.name)
         if binding.placement == "sharded" and binding.shard is not None:
             block = block.where(binding.shard.has(block.keys))
         binding.write_rows(block.keys, block.rows, block.slots)

@@ -10,6 +10,7 @@ from typing import Any
 from tf_sparse_ps.errors import InvalidArgumentError
 from tf_sparse_ps.serving import version as versions
 from tf_sparse_ps.serving.version import Version
+from tf_sparse_ps.urls import local_path
 
 
 class _Loaded:
@@ -106,4 +107,4 @@ def load(path: str | os.PathLike[str]) -> ServedModel:
       NotFoundError: There is no version.
       DamagedFileError: It is damaged.
     """
-    return ServedModel(Path(path))
+    return ServedModel(Path(local_path(path)))

@@ -14,6 +14,7 @@ from tf_sparse_ps import _table
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError
 from tf_sparse_ps.serving import version as versions
 from tf_sparse_ps.table.arrays import Keys, Rows, as_keys, as_rows
+from tf_sparse_ps.urls import local_path
 
 _FILES = _table.ServingFiles()  # the files that this process has mapped, which versions share
 
@@ -72,7 +73,7 @@ class ServingTable:
         """
         if verify is None:
             verify = _table.verifies_at_open()
-        file = _find(Path(path), table)
+        file = _find(Path(local_path(path)), table)
         threads = threads or len(os.sched_getaffinity(0))
         return cls(os.fspath(file), _table.ServingTable(os.fspath(file), _FILES, verify=verify, threads=threads))
 

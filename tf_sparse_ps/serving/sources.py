@@ -65,6 +65,8 @@ class _Local(Source):
         self.name, self._directory = os.fspath(directory), directory
 
     def numbers(self) -> list[int]:
+        if not self._directory.is_dir():
+            raise NotFoundError(f"{self._directory} is no directory with versions")
         return [number for number, _ in complete(self._directory)]
 
     def open(self, number: int, path: str) -> IO[bytes]:

@@ -23,6 +23,7 @@ from tf_sparse_ps.table.open_table import OpenTable
 from tf_sparse_ps.table.progress import bar
 from tf_sparse_ps.table.scan import Block, Scan
 from tf_sparse_ps.table.shards import Shard
+from tf_sparse_ps.urls import local_path
 
 MAGIC = b"\xf4TSPS\r\n\x1a"  # the first bytes of a file
 _ROWS_AT_ONCE = 1 << 18
@@ -183,7 +184,7 @@ class ParameterFiles(OpenTable, abc.ABC):
           UnavailableError: The table kept changing.
           WriterLockedError: Another process or thread is writing this file.
         """
-        Folder.open(folder, Trust.GROUP, make=True).close()
+        Folder.open(local_path(folder, "folder"), Trust.GROUP, make=True).close()
         path = Path(folder) / f"{self.config.name}.tfsps"
         self.export_parameter_file(path)
         return path

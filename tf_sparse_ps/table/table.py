@@ -27,6 +27,7 @@ from tf_sparse_ps.table import disk_folders, groups, newer_rows, several_tables
 from tf_sparse_ps.table.arrays import Keys, Rows, as_keys, as_rows, chunks
 from tf_sparse_ps.table.parameter_files import ParameterFiles
 from tf_sparse_ps.table.scan import Changes, Report, Scan
+from tf_sparse_ps.urls import local_path
 
 
 class Table(ParameterFiles):
@@ -60,7 +61,7 @@ class Table(ParameterFiles):
           InvalidArgumentError: The path does not end with `config.name`, or the configuration is for layers only.
           NoSpaceError, AccessError: The file system has no space left, or denies access.
         """
-        folder, name = os.path.split(os.path.abspath(path))
+        folder, name = os.path.split(local_path(path))
         if name != config.name:
             raise InvalidArgumentError(f"the path must end with the table's name, {config.name!r}. Received: {path}")
         if config.placement != "replicated":
@@ -132,7 +133,7 @@ class Table(ParameterFiles):
         """
         if mode not in ("r", "r+"):
             raise InvalidArgumentError(f'mode must be "r" or "r+". Received: {mode!r}')
-        folder, name = os.path.split(os.path.abspath(path))
+        folder, name = os.path.split(local_path(path))
         group = groups.open_group(folder)
         index = group.find_table(name)
         if mode == "r+":
