@@ -172,7 +172,8 @@ Status ReadView::ReadRecords(int table, const int64_t* keys, size_t n,
   std::vector<uint32_t> scratch;
   if (places == nullptr) places = &scratch;
   places->resize(n);
-  return records->Read(keys, n, /*urgent=*/true, places->data(), visit);
+  return records->ReadCommitted(StateOf(table).moves, keys, n, /*urgent=*/true, places->data(),
+                                visit);
 }
 
 const PlaneList* ReadView::Planes(int table) const {

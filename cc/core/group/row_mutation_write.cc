@@ -249,6 +249,7 @@ void RowMutation::Seal(const Sealed& sealed) {
 
 void RowMutation::Publish() {
   mutation_.Publish();
+  TSPS_FAULT_POINT("publish.moves");
   FinishMoves(/*published=*/true);
   RaiseMax(counters_.publish_ns_max, mutation_.nanoseconds());
   if (!step_.has_value()) return;

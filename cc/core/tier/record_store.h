@@ -66,6 +66,10 @@ class RecordStore {
   // and stores its place in places[i]; kNoRecord for a key without a record.
   using Visit = std::function<void(size_t i, const char* payload)>;
   Status Read(const int64_t* keys, size_t n, bool urgent, uint32_t* places, const Visit& visit);
+  // Does the same for a reader of a committed state, whose number of moves is `committed`. Rows
+  // that this state has removed are absent, although their entries may still be in the index.
+  Status ReadCommitted(uint32_t committed, const int64_t* keys, size_t n, bool urgent,
+                       uint32_t* places, const Visit& visit);
   // Does the same after a Read of these keys that filled `places`, if the committed state is still
   // the same. Searches the index only for records that compaction has moved since.
   Status ReadAgain(const int64_t* keys, size_t n, bool urgent, uint32_t* places,
