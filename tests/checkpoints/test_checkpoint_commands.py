@@ -18,6 +18,7 @@ from tf_sparse_ps import cli
 from tf_sparse_ps.checkpoints import compaction, directory, stored_checkpoint, tables
 from tf_sparse_ps.checkpoints.verification import verify
 from tf_sparse_ps.config import TableConfig
+from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.rows import import_rows
 from tf_sparse_ps.table import Table
 
@@ -116,6 +117,23 @@ def test_compact_leaves_the_checkpoints_of_before_an_import(saved: Any, tmp_path
     note = tf.Variable(tf.constant([0.0, 0.0], tf.bfloat16), name="note")
     tsps.Checkpointer(path, restored_model, restored_model.optimizer, extra={"note": note}).restore()
     np.testing.assert_array_equal(tables.of(restored_model)[0].reader().lookup([2]), [[7, 7, 7]])
+
+
+def test_compact_is_refused_if_the_job_has_saved_meanwhile(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model, checkpointer = saved
+    newest_here = directory.CheckpointDirectory.newest_here
+
+    def slow(self: Any) -> Any:
+        found = newest_here(self)
+        train(model, np.random.default_rng(1))
+        checkpointer.save()
+        return found
+
+    monkeypatch.setattr(directory.CheckpointDirectory, "newest_here", slow)
+    with pytest.raises(StateError, match="was saved to .* meanwhile"):
+        compaction.compact(path, keep=1)
+    assert run("verify", path) == 0
+    assert names(path) == [step(n) for n in range(1, 6)]
 
 
 def test_a_compacted_checkpoint_is_restored(saved: Any) -> None:

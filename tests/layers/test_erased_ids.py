@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ def test_an_erased_id_reads_its_initial_value_and_is_trained_like_a_new_one() ->
     assert present.all()
     np.testing.assert_array_equal(slots[0][1:], np.full((2, 4), 0.1, np.float32))
     assert slots[0][0].min() > 0.1
+
+
+def test_zeros_at_the_end_of_bytes_belong_to_the_id() -> None:
+    layer = tsps.Embedding(None, 4)
+    packed = struct.pack("<q", 17)  # NumPy's arrays of bytes would drop its zeros
+    ids = tf.constant([packed, b"\x11"])
+    layer(ids)
+    layer.bindings[0].assign(tsps.keys.fingerprint([packed, b"\x11"]), np.ones((2, 4), np.float32))
+    layer.erase([packed])
+    np.testing.assert_array_equal((layer(ids).numpy() == 1).all(1), [False, True])
+    tsps.transfer(([packed], np.full((1, 4), 2, np.float32)), layer)
+    np.testing.assert_array_equal(layer(ids).numpy()[:, 0], [2, 1])
 
 
 def test_erasing_rows_on_disk(tmp_path: Path) -> None:

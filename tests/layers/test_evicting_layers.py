@@ -77,9 +77,12 @@ def test_models_carry_their_eviction(tmp_path: Path) -> None:
     assert tsps.Embedding.from_config(inside.get_config()).table.eviction == eviction
 
 
-def test_a_checkpoint_has_the_uses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", [keras.optimizers.Adagrad, keras.optimizers.SGD])  # with slots and without
+def test_a_checkpoint_has_the_uses(tmp_path: Path, rule: Any) -> None:
     layers = [tsps.Embedding(None, 4, name="e", eviction=tsps.Eviction(1000, max_rows=80)) for _ in range(2)]
     saved, restored = (compiled(layer) for layer in layers)
+    for model in (saved, restored):
+        model.compile(tsps.DistributedOptimizer(rule(0.1)), "mse")
     fit(saved, 4)
     checkpointer = tsps.Checkpointer(tmp_path / "c", saved, saved.optimizer)
     checkpointer.save()
@@ -176,3 +179,23 @@ def test_a_full_table_goes_back_to_other_rows(tmp_path: Path, options: dict[str,
     for table in (table_of(layer), table_of(full)):
         assert sorted(table.keys()) == list(range(60))
         np.testing.assert_array_equal(table.lookup(np.arange(60)), rows)
+
+
+@pytest.mark.filterwarnings("ignore:layer .*keys that were never trained")
+@pytest.mark.parametrize(
+    "options", [{"max_rows": 40}, {"admission": tsps.Admission(2, 100)}, {"eviction": tsps.Eviction(max_rows=40)}]
+)
+def test_a_restored_vocabulary_has_no_further_rows(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The seeds differ. So a table without these options gets a row with its saved initial value for each id."""
+    layers = [
+        tsps.Embedding(1000, 4, name="e", table=tsps.TableConfig("t", 4, key_limit=1000, seed=seed, **options))
+        for seed in (1, 2)
+    ]
+    saved, restored = (compiled(layer) for layer in layers)
+    fit(saved, 1)
+    fit(saved, 1)
+    checkpointer = tsps.Checkpointer(tmp_path / "c", saved, saved.optimizer)
+    checkpointer.save()
+    checkpointer.wait()
+    tsps.Checkpointer(tmp_path / "c", restored, restored.optimizer).restore()
+    assert sorted(table_of(layers[1]).keys()) == sorted(table_of(layers[0]).keys()) == list(range(30))

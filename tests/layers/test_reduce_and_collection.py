@@ -34,6 +34,15 @@ def expected(layer, ids: tf.RaggedTensor, weights: tf.RaggedTensor | None) -> tf
     return tf.pad(vectors, [[0, ids.nrows() - tf.shape(vectors, tf.int64)[0]], [0, 0]])
 
 
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_sparse_batch_without_any_id(combiner, weighted):
+    reduce = tsps.EmbeddingReduce(None, 4, combiner=combiner)
+    ids = tf.ragged.constant([[], []], tf.int64, ragged_rank=1).to_sparse()
+    weights = tf.ragged.constant([[], []], tf.float32, ragged_rank=1).to_sparse() if weighted else None
+    np.testing.assert_array_equal(reduce(ids, weights=weights), np.zeros((2, 4), np.float32))
+
+
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_ragged_and_sparse(reduce, weighted):
     weights = WEIGHTS if weighted else None

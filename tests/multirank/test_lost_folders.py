@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from launch import launched
 
+import tf_sparse_ps as tsps
+
 HOSTS = "localhost:1,127.0.0.1:1"
 
 
@@ -46,6 +48,17 @@ def test_nodes_train_alike_after_one_has_lost_its_folder(tables: Path, tmp_path:
         np.testing.assert_array_equal(first["rows"], second["rows"], name)
     assert len(np.load(tmp_path / "trained0-0.npz")["keys"]) == 1000
     assert 0 < len(np.load(tmp_path / "trained1-0.npz")["keys"]) < 1500
+
+
+def test_a_write_that_an_earlier_run_made_on_one_node_only_is_replaced(tables: Path, tmp_path: Path) -> None:
+    run(tables, "make", tmp_path)
+    folders = sorted(group_of_node(tables, 1).glob("t0001-*"))  # of the table, and of its counts
+    with tsps.Table.open(folders[0], "r+") as half_written:  # node 0 was killed before its write
+        half_written.assign([5000], np.ones((1, 3), np.float32))
+    run(tables, "train", tmp_path)
+    first, second = (np.load(tmp_path / f"trained1-{rank}.npz") for rank in (0, 1))
+    np.testing.assert_array_equal(first["keys"], second["keys"])
+    np.testing.assert_array_equal(first["rows"], second["rows"])
 
 
 def test_groups_of_different_runs_are_refused(tables: Path, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def compact(path: str | os.PathLike[str], keep: int | None = None) -> Compacted:
     Raises:
       NotFoundError: There is no whole checkpoint.
       WriterLockedError: Another process is saving to the directory.
+      StateError: A checkpoint was saved meanwhile, and nothing was changed.
       OSError: From the file system.
     """
     with opened(path) as directory:
@@ -64,12 +65,12 @@ def compact(path: str | os.PathLike[str], keep: int | None = None) -> Compacted:
 
 
 def _compact(directory: CheckpointDirectory, keep: int | None) -> Compacted:
-    paths_before = {folder.path for folder in directory.find()}
+    folders = directory.find()
     checkpoint, _ = directory.newest_here()
     if checkpoint is None:
         raise NotFoundError(f"{directory.name} has no checkpoint that is whole")
-    step = next(folder.step for folder in directory.find() if folder.path == checkpoint.path)
-    with directory.saving(step, "tf-sparse-ps checkpoint compact") as save:
+    step = next(folder.step for folder in folders if folder.path == checkpoint.path)
+    with _saving(directory, folders, step, "tf-sparse-ps checkpoint compact") as save:
         newest = checkpoint.path
         if checkpoint.builds_on:
             write(checkpoint, save)
@@ -84,9 +85,25 @@ def _compact(directory: CheckpointDirectory, keep: int | None) -> Compacted:
     return Compacted(
         newest,
         tuple(part.path.name for part in checkpoint.parts) if checkpoint.builds_on else (),
-        tuple(sorted(removed.name for removed in paths_before - paths_after)),
+        tuple(sorted(folder.path.name for folder in folders if folder.path not in paths_after)),
         sum(entry.size for entry in content.files),
     )
+
+
+@contextlib.contextmanager
+def _saving(
+    directory: CheckpointDirectory, folders: Sequence[CheckpointFolder], step: int, writer: str
+) -> Iterator[Save]:
+    """Surrounds a save for which checkpoints were read before. `folders`: what the directory had then.
+
+    Raises:
+      StateError: A checkpoint was saved meanwhile, and nothing was changed.
+      WriterLockedError: Another process is saving to the directory.
+    """
+    with directory.saving(step, writer) as save:
+        if directory.find() != folders:
+            raise StateError(f"a checkpoint was saved to {directory.name} meanwhile. Nothing was changed. Try again")
+        yield save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +157,7 @@ class Rewriting:
           WriterLockedError: Another process is saving to the directory.
         """
         step = next((folder.step for folder in self.folders if folder.path == self.checkpoint.path), 0)
-        with self.directory.saving(step, writer) as save:
-            if self.directory.find() != self.folders:
-                raise StateError(
-                    f"a checkpoint was saved to {self.directory.name} meanwhile. Nothing was changed. Try again"
-                )
+        with _saving(self.directory, self.folders, step, writer) as save:
             yield save
 
 

@@ -358,7 +358,8 @@ class Stored:
             if self._damage is not None:
                 return
             with bar(stored.at_most, f"restore {binding.config.name}") as progress, self._noting_damage():
-                for block in _read_ahead(joined(stored.blocks(carried))):
+                for block in _read_ahead(joined(stored.blocks())):  # with metadata, also if the slots are not taken
+                    block = block if carried else block._replace(slots=())
                     yield _with_use(block, self._step) if binding.records_use else block
                     progress.update(len(block.keys))
                     fault_points.reach("rows_restored")

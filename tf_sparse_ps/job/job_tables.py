@@ -83,6 +83,7 @@ class JobTables:
                 self._set_policies(binding)
         binding.agree(0, 0)
         binding.leader_wrote_values = leader_wrote_values
+        binding.is_of_earlier_run = self._identity.name is not None
         if not os.path.exists(binding.path):
             raise StateError(
                 f"table {binding.ordinal} of this job is {self._group.table_folders(binding.ordinal)} on the leader "

@@ -52,6 +52,8 @@ class TableBinding:
       optimizer: The update rule that is bound to the table, or None.
       leader_wrote_values: Whether this node's leader wrote values outside of steps, which nodes whose leaders did not
         must be given when the table is bound.
+      is_of_earlier_run: Whether an earlier run of a named job may have left the rows. It may have been killed while it
+        wrote them outside of steps, on some nodes only.
       writes: The number of writes outside of steps since all rows were set or the ranks agreed. Steps compare it.
       content: A number that stands for what was written, equal on ranks that have written the same. Steps of replicated
         tables compare it.
@@ -71,6 +73,7 @@ class TableBinding:
     salt: int
     optimizer: optimizers.RowOptimizer | None = None
     leader_wrote_values: bool = False
+    is_of_earlier_run: bool = False
     writes: int = 0
     content: int = 0
     erasures: int = 0
@@ -101,6 +104,7 @@ class TableBinding:
     def agree(self, writes: int, content: int) -> None:
         """Sets the version of the table, which is the same on all ranks. Every rank calls it."""
         self.writes, self.content, self.leader_wrote_values = writes, content, False
+        self.is_of_earlier_run = False
         if self._version is not None:
             with tf.init_scope():
                 self._version.assign([writes, content])

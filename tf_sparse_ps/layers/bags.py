@@ -101,17 +101,18 @@ def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
     if rank is None or rank < 2:
         raise ValueError(f"layer {layer!r}: sparse ids must have a known rank of 2 or more. Received: {ids.shape}")
     shape = ids.dense_shape
-    flat = tf.sparse.reorder(tf.sparse.reshape(ids, [-1, shape[-1]]))
+    bags = tf.reduce_prod(shape[:-1])
+    flat_shape = tf.stack([bags, shape[-1]])  # without -1, because there may be no column
+    flat = tf.sparse.reorder(tf.sparse.reshape(ids, flat_shape))
     flat_weights = None
     if weights is not None:
         as_float = tf.SparseTensor(weights.indices, tf.cast(weights.values, tf.float32), weights.dense_shape)
-        ordered = tf.sparse.reorder(tf.sparse.reshape(as_float, [-1, shape[-1]]))
+        ordered = tf.sparse.reorder(tf.sparse.reshape(as_float, flat_shape))
         check = tf.debugging.assert_equal(
             ordered.indices, flat.indices, f"layer {layer!r}: sparse ids and weights must have the same entries"
         )
         with tf.control_dependencies([check] if check is not None else []):
             flat_weights = tf.identity(ordered.values)
-    bags = tf.reduce_prod(shape[:-1])
     splits = tf.searchsorted(flat.indices[:, 0], tf.range(bags + 1), out_type=tf.int64)
 
     def restore(rows: tf.Tensor) -> tf.Tensor:

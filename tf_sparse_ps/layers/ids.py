@@ -132,13 +132,14 @@ def unique_keys(ids: Any, layer: str, *, limit: int | None) -> Keys:
     """
     if isinstance(ids, tf.RaggedTensor | tf.SparseTensor):
         ids = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids.values
-    array = np.asarray(ids.numpy() if tf.is_tensor(ids) else ids)
+    values = ids.numpy() if tf.is_tensor(ids) else ids
+    array = np.asarray(values)
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.dtype.kind in "SUO" and limit is None:
         try:
-            # NumPy would make strings of numbers beside strings.
-            return np.unique(fingerprint(np.asarray(ids, object) if array.dtype.kind == "U" else array))
+            # NumPy would make strings of numbers beside strings, and drop zeros at the end of bytes.
+            return np.unique(fingerprint(array if isinstance(values, np.ndarray) else np.asarray(values, object)))
         except TypeError as error:
             raise ValueError(f"layer {layer!r}: {error}") from None
     if array.dtype.kind not in "iu":

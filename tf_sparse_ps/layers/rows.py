@@ -271,7 +271,9 @@ def replace(
             reset, carried = tuple(zip(slot_widths, binding.optimizer.slot_init, strict=True)), False
     new_blocks = _with_slots(blocks(carried), reset)
     if initializers.deciding(meta["initializer"]) != initializers.deciding(binding.reader().core_initializer()):
-        if config.key_limit is None:
+        # With all rows, a table could exceed its bound, and no key would be left to be admitted.
+        may_lack_rows = config.max_rows is not None or config.admission is not None or config.eviction is not None
+        if config.key_limit is None or may_lack_rows:
             warnings.warn(
                 f"layer {config.name!r}: keys that were never trained read initial values of this table, not of the "
                 "saved one. To keep the saved table's initial values, load the whole model (keras.models.load_model)",

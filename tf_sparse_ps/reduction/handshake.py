@@ -144,7 +144,9 @@ def reconcile(collectives: Collectives, job: Any, tables: Sequence[Any], root: i
             continue
         versions = [states[t][1:] for states in everyone]
         writes, content, leader_wrote_values = versions[root]
-        if len(job.leaders) > 1 and (leader_wrote_values or len(set(versions)) > 1):
+        # An earlier run may have been killed while the leaders wrote a table outside of steps.
+        differ = leader_wrote_values or table.is_of_earlier_run or len(set(versions)) > 1
+        if len(job.leaders) > 1 and differ:
             _copy_to_other_nodes(collectives, job, table, root)
         table.agree(writes, content)
     collectives.barrier("tsps.bound")
