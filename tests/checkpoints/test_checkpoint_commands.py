@@ -130,7 +130,7 @@ def test_compact_is_refused_if_the_job_has_saved_meanwhile(saved: Any, monkeypat
         return found
 
     monkeypatch.setattr(directory.CheckpointDirectory, "newest_here", slow)
-    with pytest.raises(StateError, match="was saved to .* meanwhile"):
+    with pytest.raises(StateError, match=r"was saved to .* meanwhile"):
         compaction.compact(path, keep=1)
     assert run("verify", path) == 0
     assert names(path) == [step(n) for n in range(1, 6)]

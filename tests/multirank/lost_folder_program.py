@@ -1,6 +1,7 @@
 """One rank, alone on its node, of a named job whose tables admit and evict.
 
-Arguments: "make" to end after the tables were made, or "train"; the folder for results.
+Arguments: "make" to end after the tables were made, "save" to save them before the first step, or "train"; the folder
+for results.
 
 It writes the rows of its node to `<table>-<rank>.npz`: after some steps, and after further ones that follow a load of
 weights on rank 0 alone, which the other node copies.
@@ -49,6 +50,15 @@ def main() -> None:
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(flat)))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
     if what == "make":
+        return
+    if what == "save":
+        if this_rank.rank() == 0:
+            layers[0].bindings[0].assign(np.arange(100), np.ones((100, 3), np.float32))
+        checkpointer = tsps.Checkpointer(folder / "checkpoints", model, model.optimizer)
+        checkpointer.save()
+        checkpointer.wait()
+        save(folder, "saved", layers)
+        np.save(folder / f"dense-{this_rank.rank()}.npy", model.layers[-1].kernel.numpy())
         return
 
     def fit(seed: int, n: int, callbacks: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from launch import launched
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps.rows import export_rows
 
 HOSTS = "localhost:1,127.0.0.1:1"
 
@@ -18,8 +20,7 @@ HOSTS = "localhost:1,127.0.0.1:1"
 @pytest.fixture
 def tables() -> Iterator[Path]:
     """The folder of tables of all runs of a test."""
-    folder = Path("/dev/shm/tsps-test-lost")
-    folder.mkdir(mode=0o700)
+    folder = Path(tempfile.mkdtemp(prefix="tsps-test-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)
 
@@ -59,6 +60,15 @@ def test_a_write_that_an_earlier_run_made_on_one_node_only_is_replaced(tables: P
     first, second = (np.load(tmp_path / f"trained1-{rank}.npz") for rank in (0, 1))
     np.testing.assert_array_equal(first["keys"], second["keys"])
     np.testing.assert_array_equal(first["rows"], second["rows"])
+
+
+@pytest.mark.daily
+def test_a_checkpoint_before_the_first_step_has_what_one_rank_has_loaded(tables: Path, tmp_path: Path) -> None:
+    run(tables, "save", tmp_path)
+    for rank in (0, 1):
+        assert np.load(tmp_path / f"saved0-{rank}.npz")["keys"].tolist() == list(range(100))
+    np.testing.assert_array_equal(*(np.load(tmp_path / f"dense-{rank}.npy") for rank in (0, 1)))
+    assert export_rows(tmp_path / "checkpoints", tmp_path / "rows.npz", table="0") == 100
 
 
 def test_groups_of_different_runs_are_refused(tables: Path, tmp_path: Path) -> None:

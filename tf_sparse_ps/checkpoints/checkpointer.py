@@ -28,8 +28,9 @@ from tf_sparse_ps.collectives.all_or_none import must_agree
 from tf_sparse_ps.errors import NotSavedError, StateError, UnsupportedError
 from tf_sparse_ps.job.table_binding import TableBinding
 from tf_sparse_ps.node import activity
+from tf_sparse_ps.reduction.handshake import reconcile
 from tf_sparse_ps.reduction.optimizer_identity import OptimizerIdentity
-from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer
+from tf_sparse_ps.training.distributed_optimizer import DistributedOptimizer, step_builder_of
 
 
 class Checkpointer:
@@ -163,6 +164,7 @@ class Checkpointer:
             self._state.optimizer.drain()
             bindings, entries = self._state.tables(), self._state.variables()
             self._refuse_other_optimizers(bindings)
+            self._make_ranks_equal(bindings, entries)
             content = self._make_manifest(step, bindings, entries)
 
             def copy_values(keep: bool) -> list[Copies]:
@@ -174,6 +176,21 @@ class Checkpointer:
             path = self._saver.begin(content.step if step is None else step, content, bindings, copy_values)
             self._saved_at = self._state.changes()
             return path
+
+    def _make_ranks_equal(self, bindings: Sequence[TableBinding], entries: Sequence[variables.Entry]) -> None:
+        """Does before the first step what that step would do: one rank alone may have loaded rows and weights.
+
+        Otherwise this checkpoint would have rows that only some nodes have.
+
+        Raises:
+          ValueError: On all ranks: their variables differ, and the optimizer's `broadcast` is False.
+        """
+        initial_sync = step_builder_of(self._state.optimizer).initial_sync
+        if not initial_sync.pending:
+            return
+        initial_sync.make([entry.variable for entry in entries], computed=False)
+        if bindings:
+            reconcile(self._ranks, job.current(), bindings, initial_sync.root)
 
     def _make_manifest(
         self, step: int | None, bindings: Sequence[TableBinding], entries: Sequence[variables.Entry]
