@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import sys
 import warnings
@@ -96,6 +97,12 @@ def make_model(name: str, argument: str) -> Any:
 def mistake(message: str) -> NoReturn:
     """Ends the command, because its arguments do not fit together. The exit status is 2."""
     raise click.UsageError(message, ctx=click.get_current_context(silent=True))
+
+
+def check_every(every: float) -> None:
+    """Ends the command if --every is no number of seconds to wait between two looks."""
+    if not 0.05 <= every < math.inf:
+        mistake(f"--every must be a number of seconds of at least 0.05. Received: {every}")
 
 
 def positive_integer(value: str | int) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from pathlib import Path
 
 import click
 
-from tf_sparse_ps.cli.command import Command, json_option, mistake, positive_integer
+from tf_sparse_ps.cli.command import Command, check_every, json_option, mistake, positive_integer
 from tf_sparse_ps.errors import TableError
 from tf_sparse_ps.serving.follow import Follower
 from tf_sparse_ps.serving.sources import source as source_of
@@ -45,8 +44,7 @@ def command(
     With --json it prints a line for each version.
     """
     selections = (pin is not None) + unpin + rollback
-    if not 0.05 <= every < math.inf:
-        mistake(f"--every must be a number of seconds of at least 0.05. Received: {every}")
+    check_every(every)
     if selections > 1:
         mistake("--pin, --unpin and --rollback exclude each other. Give one of them")
     if "://" in directory and selections:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 
 import click
 
-from tf_sparse_ps.cli.command import Command, json_option, mistake, positive_integer
+from tf_sparse_ps.cli.command import Command, check_every, json_option, mistake, positive_integer
 from tf_sparse_ps.cli.display import make_console, show
 from tf_sparse_ps.cli.top_view import document, renderables
 from tf_sparse_ps.monitoring.watch import FolderView, Watch
@@ -34,8 +33,7 @@ def command(job: str | None, every: float, count: int | None, once: bool, plain:
     runs until Ctrl-C, unless --count or --once is given. It only reads. Outside of a terminal, it prints as with
     --plain. With --json it prints a line for each view.
     """
-    if not 0.05 <= every < math.inf:
-        mistake(f"--every must be a number of seconds of at least 0.05. Received: {every}")
+    check_every(every)
     if once and count is not None:
         mistake("--once and --count exclude each other. Give one of them")
     if plain and as_json:

@@ -94,9 +94,8 @@ def transfer(
                 check_finite(block, opened.name)
         if isinstance(opened, RowFileSource) and job.current().is_leader:
             limit = binding.config.key_limit if selection.everything else None
-            targets.read_keys(
-                opened, target, limit, slots=bool(slots), progress=True
-            )  # finds what is wrong before a row is written
+            # Finds what is wrong before a row is written.
+            targets.read_keys(opened, target, limit, slots=bool(slots), progress=True)
         if slots:
             _check_slots(binding, opened, target)
         return {"call": call, "source": opened.identity, "slots": str(bool(slots)), **selection.describe()}

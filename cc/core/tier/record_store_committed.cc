@@ -19,8 +19,7 @@ Status RecordStore::ReadCommitted(uint32_t committed, const int64_t* keys, size_
   for (int attempt = 0; !moves_->Unfinished(committed, &removed); ++attempt) {
     if (attempt == kMovesAttempts) {
       return Error(Code::kUnavailable, shared_,
-                   ": the moves of rows changed during each attempt to "
-                   "read them");
+                   ": the moves of rows changed during each attempt to read them");
     }
   }
   if (removed.empty()) return Read(keys, n, urgent, places, visit);
