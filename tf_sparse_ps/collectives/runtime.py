@@ -114,7 +114,9 @@ class RuntimeCollectives(ProcessCollectives):
 
         def gather() -> list[tf.Tensor]:
             flat = [_to_bytes(tensor, name) for tensor in tensors]
-            sizes = self._gathered(tf.stack([tf.size(data, tf.int64) for data in flat]), f"{name}.sizes")
+            with tf.control_dependencies(flat):  # TensorFlow may know the sizes before there are tensors
+                counts = tf.stack([tf.size(data, tf.int64) for data in flat])
+            sizes = self._gathered(counts, f"{name}.sizes")
             buffers = self._exchange(tf.concat(flat, 0), tf.reduce_sum(sizes, axis=1), name)
             ends = tf.cumsum(sizes, axis=1)
             results = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,12 +24,11 @@ from tf_sparse_ps.reduction.sparse_gradient import Update
 from tf_sparse_ps.reduction.sparse_step import SparseStep
 from tf_sparse_ps.schedules.schedule import LocalStep
 from tf_sparse_ps.schedules.synchronous import SynchronousState
-from tf_sparse_ps.training import initial_sync, replicas, step_facts
+from tf_sparse_ps.training import initial_sync, replicas, step_facts, step_order
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
 _ROW_COUNTERS = ("admitted", "evicted_unused", "evicted_excess")
-_STEP_NUMBERS = "_tsps_step_numbers"  # attribute of a graph: the committed steps of the training steps in it
 
 
 class StepBuilder:
@@ -157,7 +155,7 @@ class StepBuilder:
           ValueError: The gradients cannot be trained. The message has the reason.
         """
         strategy = replicas.strategy_of_step(self._collectives)
-        with _after_steps_of_this_graph() as note:
+        with step_order.after_data(), step_order.after_earlier_steps() as note:
             if strategy is not None:
                 note(self._make_in_replicas(strategy, pairs))
                 return
@@ -314,15 +312,3 @@ def _refuse_beside_delayed(step: StepBuilder) -> None:
             "optimizer. To use both alternately, give the other one DelayedGlobal(sparse=False)"
         )
     _with_tables.add(step)
-
-
-@contextlib.contextmanager
-def _after_steps_of_this_graph() -> Iterator[Callable[[list[tf.Tensor]], None]]:
-    """Orders a step after the earlier steps in the same graph. The step notes its number by the function returned.
-
-    If a step is refused, no rank may have begun the collectives of the next step, because the other ranks would not
-    begin them.
-    """
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    with tf.control_dependencies(getattr(graph, _STEP_NUMBERS, [])):
-        yield lambda numbers: None if graph is None else setattr(graph, _STEP_NUMBERS, numbers)
