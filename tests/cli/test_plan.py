@@ -154,12 +154,17 @@ def test_the_schema_of_configurations_knows_every_field() -> None:
     assert len(refused) >= 14  # a schema cannot say the rest, such as that names differ
 
 
-def test_files_that_are_no_configuration(run: Run, tmp_path: Path) -> None:
+def test_files_that_are_no_configuration(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.json").write_text("{")
     assert "is not JSON" in run("plan", tmp_path / "job.json").err
     assert run("plan", tmp_path / "none.json").status == 2
     assert "must be a JSON object" in run("plan", write(tmp_path, [])).err
-    assert "MODULE:FUNCTION" in run("plan", "no_such_module:make").err
+    for name in ("no_such_module:make", ":make", "json:", "json:no_such_function"):
+        assert "MODULE:FUNCTION" in run("plan", name).err
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong_train.py").write_text("len(1)\n")
+    with pytest.raises(TypeError, match="has no len"):
+        run("plan", "wrong_train:make_model")
 
 
 def test_tables_are_sharded_then_halved_then_moved_to_disk() -> None:

@@ -284,6 +284,8 @@ def restore(folder: Path) -> None:
         must_equal(content(model), expected("shared"))
     with raises(errors.UnsupportedError, r"the rows of node \d of 2 alone.*the same order"):
         restored(other_name, per_node=True)
+    with raises(ValueError, "per_node"):
+        restored(own_name, per_node=this_rank.rank() == 0)
     assert restored(own_name, per_node=True) is not None
     must_equal(content(model), expected("own3"))
     newest = directory.CheckpointDirectory(folder / own_name).find()[0].path

@@ -191,7 +191,9 @@ def test_damage_is_found_when_files_are_opened(tmp_path: Path, monkeypatch: pyte
     table = tsps.ServingTable.open(tmp_path / "1")
     with pytest.raises(DamagedFileError, match="is damaged: the checksum of bytes"):
         table.verify()
-    del table
+    # Also while the file is open unchecked.
+    with pytest.raises(DamagedFileError, match="is damaged: the checksum of bytes"):
+        tsps.ServingTable.open(tmp_path / "1", verify=True)
     monkeypatch.setenv("TFSPS_VERIFY", "open")
     with pytest.raises(DamagedFileError, match="is damaged: the checksum of bytes"):
         tsps.ServingTable.open(tmp_path / "1")

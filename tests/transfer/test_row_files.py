@@ -132,6 +132,10 @@ def test_a_selection(ending: str, folder: Path) -> None:
     assert export_rows(table, file, key_range=(low, high)) == 100
     np.testing.assert_array_equal(block_of(file).keys, np.sort(keys)[100:200])
     assert export_rows(table, file, keys=[low, high], key_range=(low, high)) == 1
+    last = 2**63 - 1
+    table.assign([last], np.ones((1, DIM), np.float32))
+    assert export_rows(table, file, key_range=(last, last + 1)) == 1
+    np.testing.assert_array_equal(block_of(file).keys, [last])
     assert export_rows(table, file, keys=[]) == 0
     assert len(block_of_empty(file)) == 0
     assert not list(folder.glob(".*"))
@@ -149,6 +153,10 @@ def test_other_sources(folder: Path) -> None:
         check_equal(table, folder / "words.npz")
     export_rows(folder / "words.npz", folder / "words.csv", slots=True)
     check_equal(table, folder / "words.csv")
+    for source in (table, table.path, folder / "words.tfsps", folder / "words.npz"):
+        assert export_rows(source, folder / "named.npz", table="words") == N
+        with pytest.raises(errors.NotFoundError, match="'other'"):
+            export_rows(source, folder / "named.npz", table="other")
 
 
 # --- files of other programs ---
@@ -269,6 +277,19 @@ def test_slots_that_are_not_finite_are_refused(folder: Path) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="nan in the row of key 7"):
         import_rows(folder / "words.npz", folder / "new.tfsps")
     assert import_rows(folder / "words.npz", folder / "new.tfsps", slots=False) == 11
+
+
+def test_damage_in_compressed_archives_is_found(folder: Path) -> None:
+    file, errors_seen = folder / "words.npz", set[str]()
+    foreign(file, np.arange(500), np.zeros((500, DIM), np.float32))
+    whole = file.read_bytes()
+    for at in range(60, 600, 20):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            import_rows(file, folder / f"{at}.tfsps")
+        except errors.DamagedFileError as error:
+            errors_seen.add(str(error))
+    assert any("decompressing" in text for text in errors_seen), errors_seen
 
 
 @pytest.mark.parametrize("ending", ["npz", "parquet"])

@@ -81,7 +81,8 @@ class Restorer:
         Returns:
           What was restored; None if there is no checkpoint.
         """
-        facts = {"call": "restoring a checkpoint", **allowance.facts()}
+        per_node = "yes" if self._saver.per_node else "no"
+        facts = {"call": "restoring a checkpoint", "per_node": per_node, **allowance.facts()}
         must_agree(self._ranks.allgather_object(facts, "tsps.checkpoint.allow"))
         self._allowance, self._classes = allowance, self._state.layer_classes()
         bindings, entries = self._state.tables(), self._state.variables()

@@ -79,15 +79,22 @@ def make_model(name: str, argument: str) -> Any:
       InvalidArgumentError: There is no such function, or it returns no model.
     """
     module_name, _, function = name.partition(":")
+    wrong = (
+        f"{argument} must be MODULE:FUNCTION, such as train:make_model, of a function without arguments. "
+        f"Received: {name!r}"
+    )
+    if not module_name or not function:
+        raise InvalidArgumentError(wrong)
     sys.path.insert(0, os.getcwd())
     try:
-        make = getattr(importlib.import_module(module_name), function)
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InvalidArgumentError(f"{wrong} ({error})") from error
+    try:
+        make = getattr(module, function)
         inspect.signature(make).bind()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise InvalidArgumentError(
-            f"{argument} must be MODULE:FUNCTION, such as train:make_model, of a function without arguments. "
-            f"Received: {name!r} ({error})"
-        ) from error
+    except (AttributeError, TypeError) as error:
+        raise InvalidArgumentError(f"{wrong} ({error})") from error
     model = make()
     if not hasattr(model, "get_layer"):
         raise InvalidArgumentError(f"{argument}: {name} must return a Keras model. It returned {model!r}")

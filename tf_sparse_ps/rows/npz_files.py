@@ -11,7 +11,9 @@ import io
 import math
 import shutil
 import tempfile
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -118,7 +120,7 @@ class _Reader(row_files.Reader):
         try:
             with zipfile.ZipFile(self._path) as archive:
                 yield archive
-        except (zipfile.BadZipFile, EOFError, NotImplementedError, KeyError) as error:
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, KeyError, zlib.error) as error:
             raise DamagedFileError(f"{self._path} is not a NumPy archive, or is damaged: {error}") from None
 
     def _member(self, stream: IO[bytes], name: str) -> _Member:
@@ -128,7 +130,7 @@ class _Reader(row_files.Reader):
             if version not in _HEADERS:
                 raise ValueError(f"version {version} of NumPy's format")
             shape, fortran, dtype = _HEADERS[version](stream)
-        except ValueError as error:
+        except (ValueError, SyntaxError, tokenize.TokenError) as error:
             raise DamagedFileError(f"array `{name}` of {self._path} is damaged: {error}") from None
         kinds = {"keys": "iu", "facts": "u"}.get(name, "f")
         if dtype.kind not in kinds or (fortran and len(shape) > 1):

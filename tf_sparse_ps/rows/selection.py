@@ -45,7 +45,7 @@ class Selection:
         """
         self.old: Keys | None = None
         self.new: Keys | None = None
-        self.low, self.high = _range(key_range)
+        self._first, self._last = _range(key_range)
         if keys is not None:
             self.old = np.unique(keys_of(keys, "keys"))
         if mapping is not None:
@@ -59,7 +59,7 @@ class Selection:
         elif self.old is not None:
             self.new = self.old
         if self.old is not None and self.new is not None and key_range is not None:
-            kept = (self.old >= self.low) & (self.old < self.high)
+            kept = (self.old >= self._first) & (self.old <= self._last)
             self.old, self.new = self.old[kept], self.new[kept]
         self._has_range = key_range is not None and self.old is None
 
@@ -71,7 +71,7 @@ class Selection:
     def of(self, block: Block) -> Block:
         """Returns the rows of a block that are taken, with their new keys."""
         if self._has_range:
-            return block.where((block.keys >= self.low) & (block.keys < self.high))
+            return block.where((block.keys >= self._first) & (block.keys <= self._last))
         if self.old is None or self.new is None:
             return block
         first, end = np.searchsorted(self.old, block.keys, "left"), np.searchsorted(self.old, block.keys, "right")
@@ -90,7 +90,7 @@ class Selection:
     def describe(self) -> dict[str, str]:
         """Describes the selection for comparison between ranks."""
         if self.old is None or self.new is None:
-            return {"keys": f"{self.low} to {self.high}" if self._has_range else "all"}
+            return {"keys": f"{self._first} to {self._last}" if self._has_range else "all"}
         return {"keys": f"{len(self.old)} keys, checksums {checksum(self.old)} and {checksum(self.new)}"}
 
 
@@ -169,11 +169,12 @@ def _check_unique(new: Keys) -> None:
 
 
 def _range(key_range: tuple[int, int] | None) -> tuple[int, int]:
+    """Returns the first and the last key."""
     if key_range is None:
         return -(2**63), 2**63 - 1
-    low, high = (int(key) for key in key_range)
-    if not -(2**63) <= low < high <= 2**63 - 1:
+    first, end = (int(key) for key in key_range)
+    if not -(2**63) <= first < end <= 2**63:
         raise InvalidArgumentError(
-            f"`key_range` must be (first, end), with first < end, both of int64. Received: {key_range}"
+            f"`key_range` must be (first, end), with -2^63 <= first < end <= 2^63. Received: {key_range}"
         )
-    return low, high
+    return first, end - 1

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tf_sparse_ps.checkpoints import stored_checkpoint
 from tf_sparse_ps.checkpoints.directory import CheckpointDirectory
-from tf_sparse_ps.errors import InvalidArgumentError, UnsupportedError
+from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tf_sparse_ps.rows import formats
 from tf_sparse_ps.rows.facts import RowFacts
 from tf_sparse_ps.rows.selection import Selection
@@ -172,29 +172,42 @@ def opened(source: Any, table: str | None = None) -> Source:
     """
     if isinstance(source, Source):
         return source
-    if isinstance(source, Table):
-        return TableSource(LiveTable(source))
-    if isinstance(source, ServingTable):
-        return TableSource(ServedTable(source))
+    alone = _with_one_table(source)
+    if alone is not None:
+        if table is not None and table not in (alone.facts.table, "0"):
+            raise NotFoundError(f"{alone.name} has the rows of one table, {alone.facts.table!r}. Received: {table!r}")
+        return alone
     if not isinstance(source, str | os.PathLike):
         raise InvalidArgumentError(
             "rows come from a tsps.Table, a tsps.ServingTable, or the path of a table, a sparse-parameter file, a "
             f"checkpoint, a served version or a file of rows. Received: {type(source).__name__}"
         )
     path = Path(local_path(source, "source"))
-    if path.suffix.lower() in formats.ENDINGS and path.is_file():
-        return RowFileSource(path)
-    if path.parent.name == versions.ASSETS and path.is_file():
-        return TableSource(ServedTable(ServingTable.open(path)))
     found = kind_of(path)
     if found is None:
         raise InvalidArgumentError(
             f"{path} has no rows: it is no table, group, sparse-parameter file, checkpoint or served version, no "
             f"directory of checkpoints or versions, and no file that ends with one of {sorted(formats.ENDINGS)}"
         )
-    if found[0] == "parameter_file":
-        return TableSource(FileTable(found[1]))
     return TableSource(_of_checkpoint(path, table) if found[0] == "checkpoint" else chosen(*found, table).open())
+
+
+def _with_one_table(source: Any) -> Source | None:
+    """Returns a source that has one table, whatever its name; None: the source is another one."""
+    if isinstance(source, Table):
+        return TableSource(LiveTable(source))
+    if isinstance(source, ServingTable):
+        return TableSource(ServedTable(source))
+    if not isinstance(source, str | os.PathLike):
+        return None
+    path = Path(local_path(source, "source"))
+    if not path.is_file():
+        return None
+    if path.suffix.lower() in formats.ENDINGS:
+        return RowFileSource(path)
+    if path.parent.name == versions.ASSETS:
+        return TableSource(ServedTable(ServingTable.open(path)))
+    return TableSource(FileTable(path)) if kind_of(path) is not None else None  # no other kind is a file
 
 
 def chosen(kind: Kind, path: Path, table: str | None) -> StoredTable:

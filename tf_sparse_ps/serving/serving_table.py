@@ -61,8 +61,8 @@ class ServingTable:
           path: The folder of a version, of which `table` names a table; a folder of versions with numbers as names, of
             which the newest is opened; or the file of a table in `assets`.
           table: The name of the table, which is that of its layer. None: the version has one table.
-          verify: Whether to read all files and check their checksums. None: if the environment variable TFSPS_VERIFY is
-            "open".
+          verify: Whether to read all files and check their checksums. Files that are open in this process, and were
+            checked, are not checked again. None: if the environment variable TFSPS_VERIFY is "open".
           threads: The number of threads of large lookups. 0: one for each processor.
 
         Raises:

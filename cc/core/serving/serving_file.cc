@@ -141,6 +141,7 @@ Status ServingFile::Verify() const {
     }
   }
   madvise(data_, static_cast<size_t>(header_.file_bytes), MADV_NORMAL);
+  if (status.ok()) verified_.store(true, std::memory_order_relaxed);
   return status;
 }
 

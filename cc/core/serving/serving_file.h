@@ -2,6 +2,7 @@
 #ifndef TFSPS_CORE_SERVING_SERVING_FILE_H_
 #define TFSPS_CORE_SERVING_SERVING_FILE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -40,6 +41,8 @@ class ServingFile {
   // Checks the checksums of all blocks. DataLoss, naming the first damaged one. Advises the kernel
   // to read ahead.
   Status Verify() const;
+  // Whether Verify has found all blocks intact.
+  bool verified() const { return verified_.load(std::memory_order_relaxed); }
 
   // The sections. A damaged index may have row numbers that are not below header().n_rows.
   const Bucket* buckets() const { return reinterpret_cast<const Bucket*>(data_ + kServingPage); }
@@ -85,6 +88,7 @@ class ServingFile {
   const ServingHeader header_;
   char* range_ = nullptr;  // an address range, which contains the mapping
   char* data_ = nullptr;
+  mutable std::atomic<bool> verified_{false};
 };
 
 }  // namespace tsps

@@ -102,12 +102,17 @@ Result<std::shared_ptr<const ServingFile>> ServingFiles::Open(const std::string&
   if (stat(path.c_str(), &info) != 0) return ErrnoError("cannot open", path);
   const Identity identity{info.st_dev, info.st_ino, static_cast<uint64_t>(info.st_size),
                           info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+  std::shared_ptr<const ServingFile> file;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (auto known = files_[identity].lock()) return known;
+    file = files_[identity].lock();
   }
-  TSPS_ASSIGN_OR_RETURN(auto file, ServingFile::Open(path));
-  if (verify) TSPS_RETURN_IF_ERROR(file->Verify());
+  const bool mapped = file != nullptr;
+  if (!mapped) {
+    TSPS_ASSIGN_OR_RETURN(file, ServingFile::Open(path));
+  }
+  if (verify && !file->verified()) TSPS_RETURN_IF_ERROR(file->Verify());
+  if (mapped) return file;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto entry = files_.begin(); entry != files_.end();) {
     entry = entry->second.expired() ? files_.erase(entry) : std::next(entry);

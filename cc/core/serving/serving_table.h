@@ -27,8 +27,8 @@ constexpr size_t kMaxLayers = 8;
 // only the files that it adds. Thread-safe.
 class ServingFiles {
  public:
-  // Returns the mapped file of a path. `verify`: checks all blocks of a file that is not mapped
-  // yet.
+  // Returns the mapped file of a path. `verify`: checks all blocks of a file that this process has
+  // not checked yet.
   Result<std::shared_ptr<const ServingFile>> Open(const std::string& path, bool verify);
 
  private:
