@@ -42,7 +42,7 @@ def test_wrong_values_are_refused(options: dict[str, Any], words: str) -> None:
 def test_a_configuration_survives_its_dict() -> None:
     first = config(tsps.Admission(3, 100, half_life=7))
     assert tsps.TableConfig.from_config(first.get_config()) == first
-    assert first.hash() != config(tsps.Admission(4, 100, half_life=7)).hash()
+    assert first.facts() != config(tsps.Admission(4, 100, half_life=7)).facts()
     with pytest.raises(ValueError, match="admission=5"):
         config(5)  # type: ignore[arg-type]
 

@@ -88,7 +88,7 @@ def test_a_configuration_survives_its_dict() -> None:
     second = tsps.TableConfig.from_config(first.get_config())
     assert second == first
     assert second.eviction == first.eviction
-    assert first.hash() != config(tsps.Eviction(8, max_rows=20), metadata=first.metadata).hash()
+    assert first.facts() != config(tsps.Eviction(8, max_rows=20), metadata=first.metadata).facts()
 
 
 # --- tables ---

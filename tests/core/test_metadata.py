@@ -138,7 +138,7 @@ def test_a_tables_planes_are_declared_and_compared(create):
             TableConfig("t", 4, metadata=wrong)
     config = TableConfig("user", 4, metadata=ALL, seed=1)
     again = TableConfig.from_config(config.get_config())
-    assert again.hash() == config.hash() != TableConfig("user", 4, seed=1).hash()
+    assert again.facts() == config.facts() != TableConfig("user", 4, seed=1).facts()
     user = create(metadata=(COUNT,))
     user.close()
     for wrong in ((), (LAST_USED,), (MetadataPlane("count", initial=8),), (COUNT, LAST_USED)):

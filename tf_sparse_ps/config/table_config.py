@@ -269,10 +269,6 @@ class TableConfig:
         }
         return {name: json.dumps(value) for name, value in facts.items()}
 
-    def hash(self) -> str:
-        """Returns 16 hexadecimal digits, which are equal for configurations with the same `facts`."""
-        return hashlib.sha256(json.dumps(self.facts()).encode()).hexdigest()[:16]
-
 
 @dataclasses.dataclass(frozen=True)
 class FeatureConfig:
