@@ -165,3 +165,33 @@ def test_a_save_that_fails_leaves_nothing_and_can_be_repeated(tmp_path, monkeypa
     assert len(glob.glob(os.fspath(tmp_path / "model/assets/*"))) == 1
     assert left_of(tmp_path) == ["model"]
     del failure
+
+
+EXPORT_AGAIN = """
+import numpy as np, tensorflow as tf, tf_sparse_ps as tsps
+keras = tf.keras
+inputs = keras.Input((3,), dtype="int64")
+model = keras.Model(inputs, keras.layers.Flatten()(tsps.Embedding(3000, 16)(inputs)))
+ids = np.arange(3000).reshape(-1, 3)
+def write():
+    {write}
+write()
+expected = model.predict(ids, verbose=0)
+first = tf.saved_model.load({path!r}).signatures["serving_default"]
+def answers(call):
+    (answer,) = call(tf.constant(ids)).values()
+    return answer.numpy()
+np.testing.assert_array_equal(answers(first), expected)
+model.layers[1].set_weights([np.ones((3000, 16), np.float32)])
+write()
+np.testing.assert_array_equal(answers(first), expected)
+np.testing.assert_array_equal(answers(tf.saved_model.load({path!r}).signatures["serving_default"]), np.ones((1000, 48)))
+print("served both")
+"""
+
+
+@BOTH
+def test_a_second_export_to_the_same_path_leaves_processes_that_serve_the_first(how: str, tmp_path: Path) -> None:
+    path = os.fspath(tmp_path / "model")
+    call = f"model.export({path!r})" if how == "export" else f"tf.saved_model.save(model, {path!r})"
+    assert "served both" in run_child(EXPORT_AGAIN.format(write=call, path=path))

@@ -122,6 +122,28 @@ def test_reduce_refuses_what_cannot_work():
         layer(tf.constant(IDS), weights=tf.zeros([2, 2]))
 
 
+def test_weights_must_have_the_structure_of_the_ids():
+    layer = tsps.EmbeddingReduce(10, 4)
+    ids = tf.RaggedTensor.from_row_lengths([1, 2, 3, 4], [0, 3, 1])
+    same = tf.RaggedTensor.from_row_lengths(tf.ones([4]), tf.constant([0, 3, 1], tf.int32))
+    assert layer(ids, weights=same).shape == (3, 4)
+    other = tf.RaggedTensor.from_row_lengths(tf.ones([4]), [2, 2, 0])
+    outer = [tf.RaggedTensor.from_row_lengths(values, [1, 2]) for values in (ids, ids.with_values(tf.ones([4])))]
+    outer.append(tf.RaggedTensor.from_row_lengths(outer[1].values, [2, 1]))
+    assert layer(outer[0], weights=outer[1]).shape[0] == 2
+    dense = tf.function(lambda ids, weights: layer(ids, weights=weights))
+    unknown = dense.get_concrete_function(tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None]))
+    assert unknown(tf.ones([2, 3], tf.int64), tf.ones([2, 3])).shape == (2, 4)
+    for call in (
+        lambda: layer(ids, weights=other),
+        lambda: tf.function(layer)(ids, weights=other),
+        lambda: layer(outer[0], weights=outer[2]),
+        lambda: unknown(tf.ones([2, 3], tf.int64), tf.ones([3, 2])),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"ids and weights|weights and ids"):
+            call()
+
+
 FEATURES = {
     "user": tsps.FeatureConfig(tsps.TableConfig("user", 4, initializer="normal")),
     "history": tsps.FeatureConfig(tsps.TableConfig("item", 3, key_limit=10), combiner="mean"),

@@ -1,6 +1,6 @@
 """One rank of jobs under DelayedGlobal as users run them: `fit`, and loops on ranks of unequal speed.
 
-Arguments: "fit", "unequal", "late", "late-adam", "undrained" or "saving"; the folder for results.
+Arguments: "fit", "unequal", "late", "late-adam", "undrained", "saving" or "broadcast"; the folder for results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import tensorflow as tf
 import this_rank
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps._compat import _keras
+from tf_sparse_ps.schedules import bucket_plan
 
 keras = tf.keras
 _EPOCHS, _BATCHES, _SIZE = 3, 12, 8  # the number of batches is no multiple of the cycle
@@ -239,10 +241,58 @@ def saving() -> dict[str, Any]:
     }
 
 
+def broadcast() -> dict[str, Any]:
+    """Broadcasts variables while a rank lacks gradients or slots; and the same after a drain."""
+    schedules = {
+        "delayed": lambda _: tsps.schedules.DelayedGlobal(staleness=2, cycle=50, sparse=False, reproducible=True),
+        "server": lambda model: tsps.schedules.TimedBuckets(server=True, plan=plan_of(model)),
+    }
+    results: dict[str, Any] = {}
+    for name, schedule in schedules.items():
+        for drains in (False, True):
+            keras.utils.set_random_seed(3)
+            model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile(tsps.DistributedOptimizer(keras.optimizers.Adam(0.1), schedule=schedule(model)), "mse")
+            inputs, targets = data(this_rank.rank())
+            for start in range(0, 4 * _SIZE, _SIZE):
+                model.train_on_batch(inputs[start : start + _SIZE] * 0.01, targets[start : start + _SIZE])
+            said = "no error"
+            try:
+                model.save(Path(sys.argv[2]) / f"{name}-{this_rank.rank()}.keras")
+            except RuntimeError as error:
+                said = str(error)
+            if drains:
+                model.optimizer.drain()
+            callbacks = [tsps.callbacks.BroadcastVariables(), tsps.callbacks.Drain()]
+            model.fit(inputs * 0.01, targets, batch_size=_SIZE, shuffle=False, verbose=0, callbacks=callbacks)
+            model.save(Path(sys.argv[2]) / f"{name}-{this_rank.rank()}.keras")
+            results |= {
+                f"{name}{drains}": np.concatenate([w.ravel() for w in model.get_weights()]),
+                f"{name}said": said,
+            }
+    return results
+
+
+def plan_of(model: Any) -> Any:
+    """Returns a plan for a model with two weights: one bucket, which rank 1 updates."""
+    gradients = [
+        bucket_plan.Gradient(_keras.variable_name(variable), tuple(variable.shape), "float32")
+        for variable in model.trainable_variables
+    ]
+    return tsps.schedules.Plan(tuple(gradients), this_rank.size(), ((0, 1),), owners=(1,))
+
+
 def main() -> None:
     """Runs the job of the first argument."""
     this_rank.init()
-    jobs = {"fit": fit, "unequal": unequal, "late": late, "undrained": undrained, "saving": saving}
+    jobs = {
+        "fit": fit,
+        "unequal": unequal,
+        "late": late,
+        "undrained": undrained,
+        "saving": saving,
+        "broadcast": broadcast,
+    }
     jobs["late-adam"] = lambda: late(keras.optimizers.Adam)
     np.savez(Path(sys.argv[2]) / f"{sys.argv[1]}-{this_rank.rank()}.npz", **jobs[sys.argv[1]]())
 

@@ -34,8 +34,17 @@ CASES: dict[str, dict[str, Any]] = {
         "schedule": lambda: tsps.schedules.DelayedGlobal(staleness=1, cycle=5, sparse=False, reproducible=True)
     },
     "several": {"steps_per_execution": 2},
-    "loop": {"loop": True},
-    "tape": {"loop": True, "tape": True},
+    "constant_ids": {"placement": tsps.Sharded(), "constant_ids": True},
+    "loop": {"loop": "plain"},
+    "tape": {"loop": "plain", "tape": True},
+    # The function takes data in a function of its own; twice; after the step; after a step that needs no data.
+    "nested": {
+        "loop": "nested",
+        "schedule": lambda: tsps.schedules.DelayedGlobal(staleness=2, cycle=4, reproducible=True),
+    },
+    "unrolled": {"loop": "unrolled"},
+    "ahead": {"loop": "ahead"},
+    "noise": {"loop": "noise", "updates": EPOCHS * (2 * STEPS + 1)},
 }
 if not hasattr(keras, "ops"):  # Keras 2 does not take several steps at once of data of unknown length
     del CASES["several"]
@@ -63,6 +72,19 @@ def late_dataset() -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(data, output_signature=signature)
 
 
+class ConstantIds(keras.layers.Layer):
+    """Looks up constant ids before those of the input."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.table = table
+
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of the ids, flat, plus the sum of the others."""
+        total = tf.reduce_sum(self.table(tf.range(4)))
+        return tf.reshape(self.table(ids), [BATCH, 2 * DIM]) + 0.1 * total
+
+
 def train(case: dict[str, Any], dataset: tf.data.Dataset) -> dict[str, np.ndarray]:
     """Trains a new model. Returns its rows and weights and the number of updates."""
     keras.utils.set_random_seed(1)
@@ -71,7 +93,10 @@ def train(case: dict[str, Any], dataset: tf.data.Dataset) -> dict[str, np.ndarra
         for _ in range(case.get("tables", 1))
     ]
     inputs = keras.Input([2], dtype="int64")
-    flat = [keras.layers.Flatten()(layer(inputs)) for layer in layers]
+    flat = [
+        ConstantIds(layer)(inputs) if "constant_ids" in case else keras.layers.Flatten()(layer(inputs))
+        for layer in layers
+    ]
     hidden = keras.layers.Dense(3, kernel_regularizer=CONSTANT)(
         flat[0] if flat else keras.layers.Rescaling(0.01)(inputs)
     )
@@ -83,7 +108,7 @@ def train(case: dict[str, Any], dataset: tf.data.Dataset) -> dict[str, np.ndarra
     )
     model.compile(optimizer, "mse", steps_per_execution=case.get("steps_per_execution", 1))
     if "loop" in case:
-        loop(model, dataset, tsps.DistributedGradientTape if "tape" in case else None)
+        loop(model, dataset, case["loop"], tsps.DistributedGradientTape if "tape" in case else None)
     else:
         # Validation looks rows of sharded tables up on all ranks together.
         model.fit(dataset, epochs=EPOCHS, verbose=0, validation_data=dataset if "placement" in case else None)
@@ -96,22 +121,39 @@ def train(case: dict[str, Any], dataset: tf.data.Dataset) -> dict[str, np.ndarra
     }
 
 
-def loop(model: Any, dataset: tf.data.Dataset, wrapper: Callable[[tf.GradientTape], Any] | None) -> None:
-    """Trains by a function that takes the data from the iterator itself."""
+def loop(model: Any, dataset: tf.data.Dataset, kind: str, wrapper: Callable[[tf.GradientTape], Any] | None) -> None:
+    """Trains by a function that takes the data from the iterator itself. `kind`: in which order."""
 
-    @tf.function
-    def step(iterator: Any) -> None:
-        ids, targets = next(iterator)
+    def step(ids: tf.Tensor, targets: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(ids) - targets) ** 2) + tf.add_n(model.losses)
         gradients = (wrapper(tape) if wrapper else tape).gradient(loss, model.trainable_variables)
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
+    take = tf.function(lambda data: next(data)) if kind == "nested" else next
+
+    @tf.function
+    def train_step(iterator: Any) -> None:
+        if kind == "noise":
+            step(tf.ones([BATCH, 2], tf.int64), tf.ones([BATCH, 1]))
+        step(*take(iterator))
+        if kind == "unrolled":
+            step(*take(iterator))
+
+    @tf.function
+    def train_ahead(iterator: Any, ids: tf.Tensor, targets: tf.Tensor) -> Any:
+        step(ids, targets)
+        return next(iterator)
+
     for _ in range(EPOCHS):
         iterator = iter(dataset)
         try:
+            batch = next(iterator) if kind == "ahead" else None
             while True:
-                step(iterator)
+                if kind == "ahead":
+                    batch = train_ahead(iterator, *batch)
+                else:
+                    train_step(iterator)
         except tf.errors.OutOfRangeError:
             pass
 

@@ -99,3 +99,13 @@ def test_saving_with_gradients_outstanding_is_refused() -> None:
     for result in rank_results:
         assert any("step of the tables is synchronous" in str(text) for text in result["warned"])
         assert int(result["steps"]) == 3, "the step itself makes the tables' step"
+
+
+def test_variables_are_broadcast_with_all_gradients_and_slots() -> None:
+    rank_results = results("broadcast", 2, "localhost:2")
+    for result in rank_results:
+        assert "gradients are outstanding" in str(result["delayedsaid"])
+        assert "slots are not sent" in str(result["serversaid"])
+        for name in ("delayed", "server"):
+            np.testing.assert_array_equal(result[f"{name}False"], result[f"{name}True"], name)
+            np.testing.assert_array_equal(result[f"{name}False"], rank_results[0][f"{name}False"], name)

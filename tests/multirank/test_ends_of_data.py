@@ -12,7 +12,7 @@ from ends_of_data_program import CASES, EPOCHS, STEPS
 from launch import TENSORFLOW, launched
 
 NODES = "localhost:1,127.0.0.1:1"
-FEW = ["clipped", "delayed", "loop"]
+FEW = ["delayed", "constant_ids", "unrolled"]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_end_of_data_changes_nothing(cases: list[str], hosts: str, collectiv
         assert job.wait() == 0, job.output[-20000:]
         for case in cases:
             known = dict(np.load(job.folder / f"{case}-known-0.npz"))
-            assert known["updates"] == EPOCHS * STEPS, case
+            assert known["updates"] == CASES[case].get("updates", EPOCHS * STEPS), case
             assert all(np.isfinite(values).all() for values in known.values()), case
             for rank in range(2):
                 for run in ("", "-known"):

@@ -12,6 +12,9 @@ from served_model import make_model, train
 
 import tf_sparse_ps as tsps
 from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError
+from tf_sparse_ps.serving import retention
+from tf_sparse_ps.serving import version as versions
+from tf_sparse_ps.serving.version import Version
 
 IDS = np.arange(40, dtype=np.int64).reshape(-1, 2)
 
@@ -66,6 +69,40 @@ def test_calls_beside_an_update_have_one_version(tmp_path: Path) -> None:
         thread.join()
     assert not problems
     np.testing.assert_array_equal(served(IDS), expected[-1])
+
+
+def test_a_version_is_in_use_from_its_load_on(tmp_path: Path) -> None:
+    model, _ = make_model()
+    for number in (1, 2, 3):
+        train(model, np.arange(40))
+        tsps.export(model, tmp_path / f"later-{number}")
+        if number == 1:
+            expected = np.asarray(model(IDS))
+            (tmp_path / "later-1").rename(tmp_path / "1")
+            served = tsps.serving.load(tmp_path)
+        else:
+            (tmp_path / f"later-{number}").rename(tmp_path / str(number))
+    assert [path.name for path in retention.prune(tmp_path, 1)] == ["2"]
+    np.testing.assert_array_equal(served(IDS), expected)
+    assert served.update()
+
+
+def test_a_version_that_is_removed_while_it_is_opened_is_replaced_by_the_newest(tmp_path: Path) -> None:
+    model, _ = make_model()
+    train(model, np.arange(40))
+    for number in (1, 2, 3):
+        tsps.export(model, tmp_path / str(number))
+    opened: list[str] = []
+
+    def use(version: Version) -> str:
+        opened.append(version.path.name)
+        if version.path.name != "1":
+            retention.remove(version.path)
+            raise NotFoundError("a file is gone")
+        return "used"
+
+    assert versions.with_newest(tmp_path, use) == "used"
+    assert opened == ["3", "2", "1"]
 
 
 @pytest.mark.keras2_smoke

@@ -67,6 +67,8 @@ class BroadcastVariables(_keras.keras.callbacks.Callback):
     def _broadcast(self) -> None:
         self._is_done = True
         weights, optimizer = self.model.weights, self.model.optimizer
+        if isinstance(optimizer, DistributedOptimizer):  # outstanding gradients belong to the values that are replaced
+            optimizer.drain()
         slots = optimizer.variables if optimizer is not None else []
         broadcast_variables([*weights, *(slots() if callable(slots) else slots)], self._root, self._collectives)
         tables = {table.path: table for weight in weights if (table := binding_of(weight)) is not None}

@@ -18,8 +18,9 @@ class Drain(_keras.keras.callbacks.Callback):
     model.fit(dataset, callbacks=[tsps.callbacks.Drain()])
     ```
 
-    `fit` needs it under `tsps.schedules.DelayedGlobal`, which still has gradients outstanding after a step. Under other
-    schedules the callback has no visible effect.
+    `fit` needs it under `tsps.schedules.DelayedGlobal`, which still has gradients outstanding after a step. Under
+    `TimedBuckets(server=True)`, `fit` needs it if the model is saved meanwhile, because each rank has the optimizer's
+    slots of its own buckets only. Under other schedules the callback has no visible effect.
 
     The callback drains before the validation of an epoch if `fit` knows the number of batches. If it does not, the
     callback drains when validation begins; all ranks must then validate, or none. Put it before callbacks that save the
@@ -29,7 +30,8 @@ class Drain(_keras.keras.callbacks.Callback):
     def _settings_of_fit(self) -> dict[str, Any] | None:
         """Returns what ranks compare when `fit` begins: see `training/fits.py`."""
         schedule = getattr(self.model.optimizer, "schedule", None)
-        return {} if isinstance(schedule, schedules.DelayedGlobal) else None
+        has_server = isinstance(schedule, schedules.TimedBuckets) and schedule.server
+        return {} if has_server or isinstance(schedule, schedules.DelayedGlobal) else None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Has the optimizer average the model's variables that are not trained.

@@ -56,6 +56,10 @@ def _dense(ids: tf.Tensor, weights: Any, layer: str, combiner: str) -> Bags:
         weights = tf.cast(tf.convert_to_tensor(weights), tf.float32)
         if not ids.shape.is_compatible_with(weights.shape):
             raise _mismatch(layer, ids.shape, weights.shape)
+        if not (ids.shape.is_fully_defined() and weights.shape.is_fully_defined()):
+            weights = _if_equal(
+                weights, tf.shape(ids), tf.shape(weights), f"{layer!r}: weights and ids must have the same shape"
+            )
     if ids.shape.rank is None:
         raise ValueError(f"layer {layer!r}: the rank of the ids must be known. Received: {ids.shape}")
     if ids.shape.rank == 0:
@@ -83,6 +87,9 @@ def _dense(ids: tf.Tensor, weights: Any, layer: str, combiner: str) -> Bags:
 def _ragged(ids: tf.RaggedTensor, weights: Any, layer: str, combiner: str) -> Bags:
     if weights is not None and (not isinstance(weights, tf.RaggedTensor) or weights.ragged_rank != ids.ragged_rank):
         raise _mismatch(layer, ids.shape, getattr(weights, "shape", weights))
+    if weights is not None:
+        problem = f"{layer!r}: ragged ids and weights must have the same rows"
+        weights = weights.with_flat_values(_if_equal(weights.flat_values, ids.row_splits, weights.row_splits, problem))
     if ids.ragged_rank > 1:
         inner = _ragged(ids.values, None if weights is None else weights.values, layer, combiner)
         return dataclasses.replace(inner, restore=lambda rows: ids.with_values(inner.restore(rows)))
@@ -108,11 +115,8 @@ def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
     if weights is not None:
         as_float = tf.SparseTensor(weights.indices, tf.cast(weights.values, tf.float32), weights.dense_shape)
         ordered = tf.sparse.reorder(tf.sparse.reshape(as_float, flat_shape))
-        check = tf.debugging.assert_equal(
-            ordered.indices, flat.indices, f"layer {layer!r}: sparse ids and weights must have the same entries"
-        )
-        with tf.control_dependencies([check] if check is not None else []):
-            flat_weights = tf.identity(ordered.values)
+        problem = f"{layer!r}: sparse ids and weights must have the same entries"
+        flat_weights = _if_equal(ordered.values, flat.indices, ordered.indices, problem)
     splits = tf.searchsorted(flat.indices[:, 0], tf.range(bags + 1), out_type=tf.int64)
 
     def restore(rows: tf.Tensor) -> tf.Tensor:
@@ -121,6 +125,15 @@ def _sparse(ids: tf.SparseTensor, weights: Any, layer: str) -> Bags:
         return result
 
     return Bags(flat.values, splits, _flat_weights(flat_weights), restore)
+
+
+def _if_equal(weights: tf.Tensor, of_ids: tf.Tensor, of_weights: tf.Tensor, problem: str) -> tf.Tensor:
+    """Returns the weights. Raises InvalidArgumentError if two descriptions of structure differ; in a graph: later."""
+    if of_weights is of_ids:
+        return weights
+    check = tf.debugging.assert_equal(tf.cast(of_weights, tf.int64), tf.cast(of_ids, tf.int64), f"layer {problem}")
+    with tf.control_dependencies([check] if check is not None else []):
+        return tf.identity(weights)
 
 
 def _flat_weights(weights: tf.Tensor | None) -> tf.Tensor:

@@ -34,7 +34,7 @@ class EmbeddingReduce(Embedding):
 
     Call arguments:
       inputs: Integers or strings, as for `Embedding`; dense [..., n], ragged, or sparse [..., n], whose absent entries
-        are ignored. A dense tensor of one dimension has one id per bag.
+        are ignored. A dense tensor of one dimension has one id per bag; as in keras_rs, only "sum" uses its weights.
       weights: Floats with the shape of `inputs`, or None: all 1. Gradients reach them.
 
     Returns:

@@ -22,7 +22,7 @@ from tf_sparse_ps.cache import device_bags, device_store
 from tf_sparse_ps.config.placement import Sharded
 from tf_sparse_ps.job.cached_binding import cache_of
 from tf_sparse_ps.layers import saving, sharded
-from tf_sparse_ps.reduction import node_exchange, row_pull
+from tf_sparse_ps.reduction import node_exchange, row_pull, step_order
 
 if TYPE_CHECKING:
     from tf_sparse_ps.cache.table_cache import TableCache
@@ -301,19 +301,20 @@ class _Pull:
             sharded.prepare(this_job)
             exchange = node_exchange.of(this_job)
             group, order = exchange.cross_node_group(), exchange.pulls
-        # These two reads place the pull after the previous pull and after the previous step, also in functions and
-        # loops, where TensorFlow orders ops by their variables.
-        with tf.control_dependencies([this_job.step.read_value()]):
-            pull_number = order.read_value()
-        # The marks let the liveness check report who waits for which ranks of this node, as for collectives.
-        wait_name = f"{self.name}.ranks"
-        marked_keys = [_ops.mark(keys[0], wait_name, "begin", pull_number), *keys[1:]]
-        buffer, splits = self.ops.ask(marked_keys, paths, self.uuids, this_job.timeout_s)
-        buffer = _ops.mark(buffer, wait_name, "end", pull_number)
-        tables = paths, self.uuids, self.dims
-        rows = row_pull.rows_for(self.ops, (buffer, splits), keys, tables, group, self.name)
-        with tf.control_dependencies(rows):
-            order.assign_add(1)
+        with step_order.between_data():
+            # These two reads place the pull after the previous pull and after the previous step, also in functions and
+            # loops, where TensorFlow orders ops by their variables.
+            with tf.control_dependencies([this_job.step.read_value()]):
+                pull_number = order.read_value()
+            # The marks let the liveness check report who waits for which ranks of this node, as for collectives.
+            wait_name = f"{self.name}.ranks"
+            marked_keys = [_ops.mark(keys[0], wait_name, "begin", pull_number), *keys[1:]]
+            buffer, splits = self.ops.ask(marked_keys, paths, self.uuids, this_job.timeout_s)
+            buffer = _ops.mark(buffer, wait_name, "end", pull_number)
+            tables = paths, self.uuids, self.dims
+            rows = row_pull.rows_for(self.ops, (buffer, splits), keys, tables, group, self.name)
+            with tf.control_dependencies(rows):
+                order.assign_add(1)
         return rows
 
 

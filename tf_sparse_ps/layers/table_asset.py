@@ -54,12 +54,24 @@ class TableAsset(_tensorflow.ExportedAsset):
         saving.at_end(self.exported)
         if target is None:
             return path
+        _unlink(os.path.join(target, _ASSETS), name)
         copied = os.path.join(folder, "copied", name)
         mark = _UNFINISHED + secrets.token_hex(16)
         os.mkdir(os.path.dirname(copied))
         Path(copied).write_text(mark)
         saving.at_end(_take_place, path, target, mark)
         return copied
+
+
+def _unlink(assets: str, name: str) -> None:
+    """Removes the names of a table's files of an earlier SavedModel: TensorFlow would write into them.
+
+    Processes that serve the earlier SavedModel have these files mapped, and keep them.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in os.scandir(assets):
+            if entry.name == name or entry.name.startswith(f"{name}_"):
+                os.unlink(entry.path)
 
 
 def _take_place(path: str, target: str, mark: str) -> None:

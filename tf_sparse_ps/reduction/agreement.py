@@ -34,7 +34,9 @@ SAME_ROWS = (
 )
 SAME_WEIGHTS = (
     "Weights must be set on all ranks, to the same values. After one rank alone has set them, give fit "
-    "tsps.callbacks.BroadcastVariables(root=that rank), or restore a checkpoint"
+    "tsps.callbacks.BroadcastVariables(root=that rank), or restore a checkpoint. If no rank has, and the optimizer "
+    "computes norms (clipnorm, global_clipnorm, Lamb, Adafactor), set TF_NUM_INTRAOP_THREADS to one number on all "
+    "ranks: the last bits of a norm depend on it"
 )
 _REMEDIES = (SAME_PROGRAM, SAME_RATE, SAME_ROWS, SAME_WEIGHTS)
 

@@ -136,6 +136,10 @@ class ScheduleState(abc.ABC):
     def outstanding(self) -> bool:
         """Returns whether `drain` would change weights: the same on all ranks after the same steps. Eager."""
 
+    def incomplete(self) -> bool:
+        """Returns whether this rank lacks weights or slots of the job, which `drain` gives it. Eager."""
+        return self.outstanding()
+
     @abc.abstractmethod
     def report(self) -> dict[str, Any]:
         """See `DistributedOptimizer.schedule_report`."""

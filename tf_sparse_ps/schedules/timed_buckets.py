@@ -125,6 +125,7 @@ class _TimedState(SynchronousState):
         self._options = options
         self._sets: dict[tuple[Any, ...], GradientSet] = {}
         self._servers: list[BucketServer] = []  # of the step that is being made
+        self._slots_sent_at: int | None = None  # the number of updates
 
     def average(
         self,
@@ -186,6 +187,12 @@ class _TimedState(SynchronousState):
         for gradient_set in self._sets.values():
             if gradient_set.server is not None:
                 gradient_set.server.send_slots(self._optimizer)
+                self._slots_sent_at = int(self._optimizer.iterations)
+
+    def incomplete(self) -> bool:
+        """See `ScheduleState.incomplete`: with a server, a rank has the slots of its own buckets only."""
+        has_server = any(gradient_set.server is not None for gradient_set in self._sets.values())
+        return has_server and int(self._optimizer.iterations) != self._slots_sent_at
 
     def report(self) -> dict[str, Any]:
         """See `ScheduleState.report`.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tf_sparse_ps.errors import InvalidArgumentError
+from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError
 from tf_sparse_ps.serving import version as versions
-from tf_sparse_ps.serving.version import Version
+from tf_sparse_ps.serving.serving_table import ServingTable
+from tf_sparse_ps.serving.version import Used, Version
 from tf_sparse_ps.urls import local_path
 
 
@@ -23,6 +24,8 @@ class _Loaded:
 
         _ops.library.load()
         self.version = version
+        # They mark the version as in use, so that it is not removed. The op library opens them at the first call only.
+        self._tables = [ServingTable.open(version.path, table.name, verify=False) for table in version.tables]
         self.model: Any = tf.saved_model.load(os.fspath(version.path))
         # A tf.function that refuses its inputs never releases its lock, and calls of other threads wait for it forever
         # (Function._call of TensorFlow 2.15 to 2.21). Its concrete functions have no such lock.
@@ -38,7 +41,7 @@ class ServedModel:
     def __init__(self, directory: Path) -> None:
         """Callers use `load`."""
         self._directory = directory
-        self._loaded = _Loaded(versions.newest(directory))
+        self._loaded = _with_newest(directory, _Loaded)
 
     @property
     def path(self) -> Path:
@@ -85,11 +88,18 @@ class ServedModel:
         Raises:
           NotFoundError, DamagedFileError: The newest version cannot be loaded. The present one stays.
         """
-        newest = versions.newest(self._directory)
-        if newest.manifest.id == self._loaded.version.manifest.id:
+        present = self._loaded.version.manifest.id
+        newest = _with_newest(self._directory, lambda new: None if new.manifest.id == present else _Loaded(new))
+        if newest is None:
             return False
-        self._loaded = _Loaded(newest)
+        self._loaded = newest
         return True
+
+
+def _with_newest(directory: Path, use: Callable[[Version], Used]) -> Used:
+    import tensorflow as tf  # the package works without it
+
+    return versions.with_newest(directory, use, (NotFoundError, OSError, tf.errors.NotFoundError))
 
 
 def load(path: str | os.PathLike[str]) -> ServedModel:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tf_sparse_ps import _table
 from tf_sparse_ps.errors import InvalidArgumentError, NotFoundError
 from tf_sparse_ps.serving import version as versions
+from tf_sparse_ps.serving.version import Version
 from tf_sparse_ps.table.arrays import Keys, Rows, as_keys, as_rows
 from tf_sparse_ps.urls import local_path
 
@@ -73,9 +74,15 @@ class ServingTable:
         """
         if verify is None:
             verify = _table.verifies_at_open()
-        file = _find(Path(local_path(path)), table)
         threads = threads or len(os.sched_getaffinity(0))
-        return cls(os.fspath(file), _table.ServingTable(os.fspath(file), _FILES, verify=verify, threads=threads))
+
+        def of_file(file: Path) -> ServingTable:
+            return cls(os.fspath(file), _table.ServingTable(os.fspath(file), _FILES, verify=verify, threads=threads))
+
+        where = Path(local_path(path))
+        if where.is_file():
+            return of_file(where)
+        return versions.with_newest(where, lambda version: of_file(_find(version, table)))
 
     def __repr__(self) -> str:
         return f"<ServingTable {self.path!r}, dim {self.dim}, {self.rows} rows, step {self.step}>"
@@ -125,11 +132,8 @@ class ServingTable:
         self._core.verify()
 
 
-def _find(path: Path, table: str | None) -> Path:
+def _find(version: Version, table: str | None) -> Path:
     """Returns the file of a table."""
-    if path.is_file():
-        return path
-    version = versions.newest(path)
     names = [entry.name for entry in version.tables]
     if table is None and len(names) != 1:
         raise InvalidArgumentError(f"{version.path} has {len(names)} tables, {names}. Name one: open(path, table)")

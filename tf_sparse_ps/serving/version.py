@@ -13,13 +13,14 @@ The folder appears by one rename, and never changes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tf_sparse_ps import checked_json
 from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFoundError, UnsupportedError
@@ -27,6 +28,9 @@ from tf_sparse_ps.errors import DamagedFileError, InvalidArgumentError, NotFound
 ASSETS, TABLES, MANIFEST = "assets", "tables", "version.json"
 FORMAT = 1
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_TRIES = 3
+
+Used = TypeVar("Used")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +245,30 @@ def newest(path: str | os.PathLike[str]) -> Version:
         f"{path} is not a served version, and has none with a number as its name. Name a folder that tsps.export has "
         "written, or the directory of such folders"
     )
+
+
+def with_newest(
+    path: str | os.PathLike[str],
+    use: Callable[[Version], Used],
+    gone: tuple[type[Exception], ...] = (NotFoundError, OSError),
+) -> Used:
+    """Calls a function with the version that `newest` finds, and with a newer one if that is removed meanwhile.
+
+    Args:
+      path: As for `newest`.
+      use: The function.
+      gone: The errors of the function by which a version may be gone.
+
+    Returns:
+      What the function returns.
+
+    Raises:
+      NotFoundError, DamagedFileError, UnsupportedError: As `newest`, and as the function.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(*gone):
+            return use(newest(path))
+    return use(newest(path))
 
 
 def check_new(path: Path) -> None:

@@ -379,12 +379,14 @@ class DistributedOptimizer(_keras.Optimizer):
         """Saves the variables of a legacy optimizer. Keras calls it, and saves other wrapped optimizers by itself.
 
         Raises:
-          RuntimeError: The schedule has gradients outstanding: this rank's weights are not the job's.
+          RuntimeError: The schedule has gradients outstanding, or has not sent slots: this rank's weights or slots are
+            not the job's.
         """
-        if self._step_builder.outstanding():
+        if self._step_builder.incomplete():
+            what = "gradients are outstanding" if self._step_builder.outstanding() else "slots are not sent"
             raise RuntimeError(
-                f"gradients are outstanding under {self.schedule}: this rank's weights are not the job's. Call "
-                "optimizer.drain() on all ranks before any of them saves; in fit, use tsps.callbacks.Drain()"
+                f"{what} under {self.schedule}: this rank's weights or slots are not the job's. Call optimizer.drain() "
+                "on all ranks before any of them saves; in fit, use tsps.callbacks.Drain()"
             )
         if _keras.is_legacy_optimizer(self.inner_optimizer):
             super().save_own_variables(store)

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tf_sparse_ps import collectives as collectives_lib
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.reduction import gradients as gradients_lib
-from tf_sparse_ps.reduction import rank_weight
-from tf_sparse_ps.training import replicas, step_order
+from tf_sparse_ps.reduction import rank_weight, step_order
+from tf_sparse_ps.training import replicas
 
 
 class DistributedGradientTape:
@@ -77,7 +77,7 @@ class DistributedGradientTape:
             if gradient is not None and binding_of(source) is None
         ]
         dense = [tf.convert_to_tensor(flat[i]) for i in indices]
-        with step_order.after_data():
+        with step_order.between_data():
             weight = rank_weight.allowed(self._weight)
             means, weights = replicas.average(dense, self._collectives, "tsps.tape", weight)
         for i, mean in zip(indices, means, strict=True):

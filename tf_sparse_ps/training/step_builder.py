@@ -15,7 +15,7 @@ from tf_sparse_ps.errors import StateError
 from tf_sparse_ps.job.job import Job
 from tf_sparse_ps.job.table_binding import binding_of
 from tf_sparse_ps.node import activity
-from tf_sparse_ps.reduction import rank_weight
+from tf_sparse_ps.reduction import rank_weight, step_order
 from tf_sparse_ps.reduction.agreement import Agreement
 from tf_sparse_ps.reduction.clipping import Clipping
 from tf_sparse_ps.reduction.gradients import DenseGradient, TableGradient, mean_of, split
@@ -24,7 +24,7 @@ from tf_sparse_ps.reduction.sparse_gradient import Update
 from tf_sparse_ps.reduction.sparse_step import SparseStep
 from tf_sparse_ps.schedules.schedule import LocalStep
 from tf_sparse_ps.schedules.synchronous import SynchronousState
-from tf_sparse_ps.training import initial_sync, replicas, step_facts, step_order
+from tf_sparse_ps.training import initial_sync, replicas, step_facts
 from tf_sparse_ps.training.optimizer_binding import OptimizerBinding
 from tf_sparse_ps.training.optimizer_options import OptimizerOptions
 
@@ -133,6 +133,10 @@ class StepBuilder:
         """See `ScheduleState.outstanding`."""
         return self._started is not None and self._started.outstanding()
 
+    def incomplete(self) -> bool:
+        """See `ScheduleState.incomplete`."""
+        return self._started is not None and self._started.incomplete()
+
     def report(self) -> dict[str, Any]:
         """See `DistributedOptimizer.schedule_report`."""
         return {} if self._started is None else self._started.report()
@@ -155,7 +159,7 @@ class StepBuilder:
           ValueError: The gradients cannot be trained. The message has the reason.
         """
         strategy = replicas.strategy_of_step(self._collectives)
-        with step_order.after_data(), step_order.after_earlier_steps() as note:
+        with step_order.between_data(), step_order.after_earlier_steps() as note:
             if strategy is not None:
                 note(self._make_in_replicas(strategy, pairs))
                 return
