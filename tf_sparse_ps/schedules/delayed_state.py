@@ -98,12 +98,11 @@ class DelayedState(ScheduleState):
         put = in_flight.send(number, rate, weight, local_gradients, local_steps, sparse)
         # Results that are received below may change tables: not before this step has looked its rows up.
         with tf.control_dependencies([] if put is None else [put]):  # None: eagerly
-            sent = number + 1
-        in_cycle = self._in_cycle + 1
-        self._sent.assign(sent)
-        self._in_cycle.assign(in_cycle)
-        self._with_samples.assign_add(tf.cast(weight > 0.0, tf.float32))
-        self._optimizer.iterations.assign_add(1)
+            sent, in_cycle = number + 1, self._in_cycle + 1
+            self._sent.assign(sent)
+            self._in_cycle.assign(in_cycle)
+            self._with_samples.assign_add(tf.cast(weight > 0.0, tf.float32))
+            self._optimizer.iterations.assign_add(1)
         ends = in_cycle >= self._options.cycle
         if self._options.late_after_s is None:
             self._take(tf.where(ends, sent, sent - self._options.staleness), sent, tf.constant(False))
