@@ -1,6 +1,6 @@
-// TspsCacheStage, TspsCacheNextCopy, TspsCacheTake and TspsCacheClose: rows that coming batches
-// need on a device. A dataset announces the batches, a thread copies the rows during training, and
-// lookups take them.
+// TspsCacheStage, TspsCacheNextCopy, TspsCacheTake, TspsCacheCheckTaken and TspsCacheClose: rows
+// that coming batches need on a device. A dataset announces the batches, a thread copies the rows
+// during training, and lookups take them.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -124,7 +124,7 @@ class TakeKernel {
 
   // Inputs: cache, ids N. Outputs: inverses N, keys, order (the position of each key's row in the
   // rows of `slots`, `positions` and `absent`, one after another), slots, copy, positions in the
-  // copy, absent.
+  // copy, absent, ticket.
   void ComputeAsync(const KernelContext& context, const Done& done) {
     const auto take = [this, context] { return NoThrow([&] { return Take(context); }); };
     const Status status = NoThrow([&]() -> Status {
@@ -174,7 +174,9 @@ class TakeKernel {
     const WorkSpan span("find in the cache");
     TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                           DeviceCaches::Get().Of(context, 0));
-    TSPS_RETURN_IF_ERROR(cache->CheckMoved());
+    // The slots are found after this, so a step that is committed in between counts, too.
+    TSPS_ASSIGN_OR_RETURN(const uint64_t ticket, cache->BeginLookup());
+    TSPS_RETURN_IF_ERROR(context.OutputScalar(n_ + 6, static_cast<int64_t>(ticket)));
     TSPS_ASSIGN_OR_RETURN(const Ids ids, Ids::Of(context, n_));
     if (ids.size() > static_cast<size_t>(INT32_MAX)) {
       return Error(Code::kInvalidArgument,
@@ -239,6 +241,17 @@ class TakeKernel {
   int n_ = 0;
 };
 
+// Inputs: cache, ticket, attempt. Outputs: the number of the next attempt; 0: none is needed.
+Status CheckTaken(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
+                        DeviceCaches::Get().Of(context, 0));
+  TSPS_ASSIGN_OR_RETURN(const int64_t ticket, context.Scalar<int64_t>(1, "ticket"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t attempt, context.Scalar<int64_t>(2, "attempt"));
+  TSPS_ASSIGN_OR_RETURN(const int64_t next,
+                        cache->EndLookup(static_cast<uint64_t>(ticket), attempt));
+  return context.OutputScalar(0, next);
+}
+
 // Ends the thread that copies rows, and its waits.
 Status Close(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
@@ -253,6 +266,7 @@ void RegisterCacheStagingKernels() {
   RegisterKernel<StageKernel>("TspsCacheStage");
   RegisterKernel<NextCopyKernel>("TspsCacheNextCopy");
   RegisterAsyncKernel<TakeKernel>("TspsCacheTake");
+  RegisterKernel<FunctionKernel<CheckTaken>>("TspsCacheCheckTaken");
   RegisterKernel<FunctionKernel<Close>>("TspsCacheClose");
 }
 

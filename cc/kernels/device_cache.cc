@@ -174,8 +174,7 @@ class PlanKernel {
 Status Newer(const KernelContext& context) {
   TSPS_ASSIGN_OR_RETURN(const std::shared_ptr<DeviceCache> cache,
                         DeviceCaches::Get().Of(context, 0));
-  TSPS_RETURN_IF_ERROR(cache->CheckMoved());
-  const SlotDirectory::Newer newer = cache->directory().FindNewer();
+  TSPS_ASSIGN_OR_RETURN(const SlotDirectory::Newer newer, cache->FindNewer());
   TSPS_RETURN_IF_ERROR(context.OutputScalar(0, static_cast<int64_t>(newer.number)));
   TSPS_RETURN_IF_ERROR(
       context.OutputVector(1, std::vector<int32_t>(newer.slots.begin(), newer.slots.end())));

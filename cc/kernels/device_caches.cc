@@ -16,6 +16,8 @@ namespace {
 
 // The longest time for which a step of another thread writes rows on a device.
 constexpr std::chrono::seconds kLongestMove{5};
+// A lookup beside training is attempted this often. Each attempt begins right after a step's move.
+constexpr int64_t kMostAttempts = 100;
 
 std::string NoteOf(const std::string& table) {
   const SplitPath path = SplitTablePath(table);
@@ -60,9 +62,35 @@ DeviceCache::DeviceCache(const SlotDirectory::Options& options, const std::strin
 
 Status DeviceCache::CheckMoved() {
   std::unique_lock<std::mutex> lock(mutex_);
+  return CheckMoved(&lock);
+}
+
+Result<uint64_t> DeviceCache::BeginLookup() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  TSPS_RETURN_IF_ERROR(CheckMoved(&lock));
+  return directory_.changes();
+}
+
+Result<int64_t> DeviceCache::EndLookup(uint64_t ticket, int64_t attempt) const {
+  if (directory_.changes() == ticket) return 0;
+  if (attempt < kMostAttempts) return attempt + 1;
+  return Error(
+      Code::kFailedPrecondition, "table ", table_, ": in each of ", attempt,
+      " attempts to look rows up, a step of another thread moved rows of the device cache "
+      "(cache=...), so no rows are returned. Look up in the thread that trains, or between "
+      "steps, or use a table without a cache");
+}
+
+Result<SlotDirectory::Newer> DeviceCache::FindNewer() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  TSPS_RETURN_IF_ERROR(CheckMoved(&lock));
+  return directory_.FindNewer();
+}
+
+Status DeviceCache::CheckMoved(std::unique_lock<std::mutex>* lock) {
   // After one wait for this step has timed out, later calls do not wait.
   const auto longest = given_up_ == moving_ ? std::chrono::seconds(0) : kLongestMove;
-  if (moved_.wait_for(lock, longest, [this] { return moving_ == 0; })) return Status();
+  if (moved_.wait_for(*lock, longest, [this] { return moving_ == 0; })) return Status();
   given_up_ = moving_;
   return Error(Code::kFailedPrecondition, "table ", table_, ": step ", moving_step_,
                " was made on the host, and then failed on the device (cache=...). The rows of its "

@@ -65,6 +65,14 @@ class DeviceCache {
   // Waits a while for the step of another thread. FailedPrecondition, until Clear: Moved was not
   // called, so the op that moves the rows has failed, and the rows on the device are unknown.
   Status CheckMoved();
+  // Begins a lookup: checks the same, and returns the ticket of the lookup.
+  Result<uint64_t> BeginLookup();
+  // Ends an attempt of a lookup, the first of which is 1. Returns 0 if the rows that were read from
+  // its slots are those of its keys. Otherwise a step of another thread has moved rows meanwhile:
+  // returns the number of the next attempt. FailedPrecondition: this was the last one.
+  Result<int64_t> EndLookup(uint64_t ticket, int64_t attempt) const;
+  // Begins a flush: checks the same, and returns the rows that are newer on the device.
+  Result<SlotDirectory::Newer> FindNewer();
   void Moved(int64_t number);
   // Returns whether a step was committed whose rows on the device have not moved yet.
   bool moving();
@@ -89,6 +97,9 @@ class DeviceCache {
   std::atomic<uint64_t> pushed{0};     // gradients that came from other devices
 
  private:
+  // CheckMoved with mutex_ locked, so that no step is committed between the check and the unlock.
+  Status CheckMoved(std::unique_lock<std::mutex>* lock);
+
   SlotDirectory directory_;
   StagingQueue queue_;
   const std::string table_;  // the table's name

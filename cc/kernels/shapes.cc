@@ -220,14 +220,15 @@ void CachePlanShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   inference.SetOutput(planes, inference.Scalar());
 }
 
-// Inputs: cache, ids N. Outputs: inverses N, three vectors, a scalar, two vectors.
+// Inputs: cache, ids N. Outputs: inverses N, three vectors, a scalar, two vectors, a scalar.
 void CacheTakeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Inference inference(context, status);
   const int features = inference.inputs() - 1;
   for (int i = 0; i < inference.outputs(); ++i) {
-    inference.SetOutput(i, i < features        ? inference.Input(i + 1)
-                           : i == features + 3 ? inference.Scalar()
-                                               : inference.Vector());
+    const bool scalar = i == features + 3 || i == features + 6;
+    inference.SetOutput(i, i < features ? inference.Input(i + 1)
+                           : scalar     ? inference.Scalar()
+                                        : inference.Vector());
   }
 }
 

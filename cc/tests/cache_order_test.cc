@@ -1,7 +1,7 @@
 // The rules of order for moving rows between host and device (slot_directory.h). Random
-// interleavings of the events of steps, and of reading ahead, keep the rules, and must end with the
-// rows that training without a cache gives. One control for each rule breaks the rule, and must end
-// with wrong rows.
+// interleavings of the events of steps, of reading ahead, and of lookups beside the steps, keep the
+// rules, and must end with the rows that training without a cache gives. One control for each rule
+// breaks the rule, and must end with wrong rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,6 +24,8 @@ struct Rules {
   bool landed_before_commit = true;   // the host has the step's rows before Commit
   bool match_is_obeyed = true;  // rows that were written since they were read ahead are read again
   bool commit_before_find = true;  // a step finds its keys after the Commit of the step before
+  bool changes_are_obeyed = true;  // a lookup beside the steps does not use rows that have moved
+  bool trained_before_changes = true;  // it takes changes() while no step's rows are to be written
 };
 
 enum Event {
@@ -38,9 +40,14 @@ enum Event {
   kCommit,
   kScatter,
   kForward,
-  kTrain
+  kTrain,
+  // A lookup of all keys beside step m.
+  kBesideBegin,
+  kBesideFind,
+  kBesideRead,
+  kBesideEnd
 };
-constexpr int kEvents = kTrain + 1;
+constexpr int kEvents = kBesideEnd + 1;
 
 class Interleaving {
  public:
@@ -83,6 +90,9 @@ class Interleaving {
     }
     for (const Step& step : steps_) {
       if (step.forward != step.expected) return false;
+      for (const auto& [key, row] : step.beside) {
+        if (!WasOf(key, row)) return false;
+      }
     }
     std::map<int64_t, Row> rows = host_;
     const SlotDirectory::Newer newer = directory_.FindNewer();
@@ -103,6 +113,9 @@ class Interleaving {
     std::vector<uint8_t> absent, counts;
     std::vector<Row> read_ahead, from_host, forward, expected;
     std::vector<int32_t> slots;
+    uint64_t changes = 0;  // when the lookup beside the step began
+    std::vector<int32_t> slots_beside;
+    std::vector<std::pair<int64_t, Row>> beside;  // keys and rows that this lookup found
     SlotDirectory::Plan plan;
     std::vector<Row> victims;
     bool done[kEvents] = {};
@@ -118,6 +131,18 @@ class Interleaving {
 
   bool Done(Event event, int m) const {
     return m < 0 || steps_[static_cast<size_t>(m)].done[event];
+  }
+
+  // Whether a key had this row before or after some step.
+  bool WasOf(int64_t key, const Row& row) const {
+    const Row& all = reference_.at(key);
+    return row.size() <= all.size() && std::equal(row.begin(), row.end(), all.begin());
+  }
+
+  // Whether a committed step has not written its rows on the device.
+  bool IsMoving() const {
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [](const Step& step) { return step.done[kCommit] && !step.done[kTrain]; });
   }
 
   bool IsReady(Event event, int m) const {
@@ -148,6 +173,15 @@ class Interleaving {
                (!rules_.commit_before_scatter || Done(kCommit, m));
       case kTrain:
         return Done(kScatter, m);
+      case kBesideBegin:
+        return Done(m % 2 == 0 ? kFind : kCommit, m) &&
+               (!rules_.trained_before_changes || !IsMoving());
+      case kBesideFind:
+        return Done(kBesideBegin, m);
+      case kBesideRead:
+        return Done(kBesideFind, m);
+      case kBesideEnd:
+        return Done(kBesideRead, m);
     }
     return false;
   }
@@ -220,6 +254,23 @@ class Interleaving {
           }
         }
         break;
+      case kBesideBegin:
+        step.changes = directory_.changes();
+        break;
+      case kBesideFind:
+        for (const auto& [key, row] : reference_) {
+          directory_.Find(&key, 1, &step.slots_beside.emplace_back());
+        }
+        break;
+      case kBesideRead:
+        for (const auto& [key, row] : reference_) {
+          const int32_t slot = step.slots_beside[static_cast<size_t>(key)];
+          if (slot != SlotDirectory::kNoSlot) step.beside.emplace_back(key, device_[slot]);
+        }
+        break;
+      case kBesideEnd:
+        if (rules_.changes_are_obeyed && directory_.changes() != step.changes) step.beside.clear();
+        break;
     }
   }
 
@@ -260,7 +311,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Control{"CommitBeforeScatter", &Rules::commit_before_scatter},
                       Control{"LandedBeforeCommit", &Rules::landed_before_commit},
                       Control{"MatchIsObeyed", &Rules::match_is_obeyed},
-                      Control{"CommitBeforeFind", &Rules::commit_before_find}),
+                      Control{"CommitBeforeFind", &Rules::commit_before_find},
+                      Control{"ChangesAreObeyed", &Rules::changes_are_obeyed},
+                      Control{"TrainedBeforeChanges", &Rules::trained_before_changes}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(CacheOrderControl, WithoutTheRuleManyAreWrong) {

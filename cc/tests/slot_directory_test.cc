@@ -238,6 +238,30 @@ TEST_P(SlotDirectoryTest, AStepThatFailsChangesNothing) {
   EXPECT_EQ(plan.victims.size(), 2u) << "the keys were in enough plans";
 }
 
+TEST_P(SlotDirectoryTest, ChangesAdvanceWhenKeysEnterSlotsAndOtherwiseStay) {
+  SlotDirectory directory(WithSlots(2, GetParam()));
+  const Keys keys = {1, 2};
+  const auto plan = directory.MakePlan(keys.data(), keys.size());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(directory.changes(), 0u) << "the keys enter at Commit";
+  ASSERT_TRUE(directory.Commit(*plan, keys.data()).ok());
+  EXPECT_EQ(directory.changes(), 1u);
+  Take(&directory, {2, 1});
+  directory.Stage(1, keys.data(), keys.size());
+  directory.Match(1);
+  directory.Flushed(directory.FindNewer());
+  EXPECT_EQ(directory.changes(), 1u);
+  while (!Has(directory, 3)) {
+    EXPECT_EQ(directory.changes(), 1u);
+    Take(&directory, {3});
+  }
+  EXPECT_EQ(directory.changes(), 2u);
+  directory.Clear();
+  EXPECT_EQ(directory.changes(), 2u);
+  Take(&directory, {3});
+  EXPECT_EQ(directory.changes(), 3u);
+}
+
 TEST_P(SlotDirectoryTest, AfterClearAllSlotsAreFree) {
   SlotDirectory directory(WithSlots(100, GetParam()));
   std::mt19937_64 random(2);

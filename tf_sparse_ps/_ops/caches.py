@@ -62,6 +62,7 @@ class Taken(NamedTuple):
     copy: tf.Tensor  # int64: number of the copy made ahead that this lookup takes; 0: none
     positions: tf.Tensor  # int32[c]: positions in the copy
     absent: tf.Tensor  # int64[u - h - c]: keys whose rows are on the host
+    ticket: tf.Tensor  # int64: for `cache_check_taken`
 
 
 def cache_take(cache: tf.Tensor, ids: Sequence[tf.Tensor]) -> Taken:
@@ -74,6 +75,24 @@ def cache_take(cache: tf.Tensor, ids: Sequence[tf.Tensor]) -> Taken:
         ids: The ids of each feature, N of int64 of any shape.
     """
     return Taken(*lib.tsps_cache_take(cache, ids))
+
+
+def cache_check_taken(cache: tf.Tensor, ticket: tf.Tensor, attempt: tf.Tensor) -> tf.Tensor:
+    """Checks that no step of another thread moved rows since `cache_take`. Called after the slots have been read.
+
+    Args:
+        cache: The number of the cache.
+        ticket: The ticket of the lookup.
+        attempt: The number of the attempt at this lookup, an int64 scalar from 1.
+
+    Returns:
+        0 if the rows that were read are those of the lookup's keys, or else the number of the next attempt: the lookup
+        must begin again. An int64 scalar.
+
+    Raises:
+        FailedPreconditionError: This was the last attempt.
+    """
+    return lib.tsps_cache_check_taken(cache, ticket, attempt)
 
 
 def cache_stage(cache: tf.Tensor, index: tf.Tensor, lookups: Sequence[Sequence[tf.Tensor]]) -> tf.Operation:

@@ -164,18 +164,37 @@ class DeviceStore:
         self, ids: Sequence[tf.Tensor], path: tf.Tensor, after: tf.Tensor, to: str
     ) -> tuple[_ops.Unique, tf.Tensor]:
         """Returns the unique keys of one call's ids, and their rows on the device `to`. See `TableCache.take`."""
+        with tf.control_dependencies([after]):
+            taken, attempt, rows = self._read(ids, 1, path, to)
+
+        def again(attempt: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
+            return list(self._read([taken.keys], attempt, path, to)[1:])
+
+        # Steps of this thread come after the lookup. Those of other threads may move its rows while it reads them.
+        if tf.executing_eagerly():  # tf.while_loop without a turn takes 0.1 ms there
+            while int(attempt) > 0:
+                attempt, rows = again(attempt, rows)
+        else:
+            _, rows = tf.while_loop(lambda attempt, _: attempt > 0, again, [attempt, rows])
+        return _ops.Unique(taken.inverses, [taken.keys]), rows
+
+    def _read(
+        self, ids: Sequence[tf.Tensor], attempt: tf.Tensor | int, path: tf.Tensor, to: str
+    ) -> tuple[_ops.Taken, tf.Tensor, tf.Tensor]:
+        """Returns the places of the rows of one call's ids, the number of the next attempt, and these rows on `to`."""
         with tf.device(_HOST):
-            with tf.control_dependencies([after]):
-                taken = _ops.cache_take(self.number, ids)
+            taken = _ops.cache_take(self.number, ids)
             (from_host,) = _ops.read_rows([taken.absent], [path], [self._uuid], [self._carrier], [0], in_step=True)
             from_host = self._link.down(self._stored(from_host))
             if to != self.device:
                 _ops.cache_exchanged(self.number, tf.size(taken.slots) + tf.size(taken.positions), 0)
         with tf.device(self.device):
             here = [_gather(self._planes[0], taken.slots), self._copied(taken)]
+        with tf.device(_HOST), tf.control_dependencies(here):
+            attempt = _ops.cache_check_taken(self.number, taken.ticket, attempt)
         with tf.device(to):
             rows = tf.gather(tf.concat([*here, from_host], 0), taken.order)
-            return _ops.Unique(taken.inverses, [taken.keys]), tf.cast(rows, tf.float32)
+            return taken, attempt, tf.cast(rows, tf.float32)
 
     def _copied(self, taken: _ops.Taken) -> tf.Tensor:
         """Returns the rows that were copied ahead, [c, dim], in the type in which they are stored."""

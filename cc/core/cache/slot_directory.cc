@@ -106,6 +106,11 @@ void SlotDirectory::Find(const int64_t* keys, size_t n, int32_t* slots) const {
       [&](size_t i, uint64_t) { slots[i] = kNoSlot; });
 }
 
+uint64_t SlotDirectory::changes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return changes_;
+}
+
 // --- plans ---
 
 // Drops a plan that was not committed: its victims keep their slots.
@@ -164,6 +169,7 @@ Status SlotDirectory::Commit(const Plan& plan, const int64_t* keys) {
   }
   ++plans_;  // so that no plan is committed twice
   planned_.clear();
+  changes_ += !plan.entering.empty();  // victims leave only for keys that enter
   const auto prefetch = [&](int64_t key) {
     const uint64_t hash = Hash(key);
     index_.Prefetch(static_cast<uint32_t>(hash));

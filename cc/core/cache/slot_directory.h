@@ -20,6 +20,9 @@
 //   again.
 // - A step is committed before the next one finds its keys, and its rows on the device are written
 //   before the next step reads them.
+// - A lookup beside the steps, in another thread, takes the number of changes() while the device
+//   has the rows of all committed steps. Then it finds its keys and reads their slots. It uses
+//   these rows only if changes() has not advanced since, and repeats all of this otherwise.
 //
 // Policies:
 // - kAdmission: a missing key enters only if it was used more often than the first victim, where
@@ -93,6 +96,9 @@ class SlotDirectory {
 
   // Finds the slots of unique keys; kNoSlot for a key without one.
   void Find(const int64_t* keys, size_t n, int32_t* slots) const;
+  // Returns how many commits moved keys into slots. Clear does not count: it frees slots, but their
+  // rows stay on the device until keys enter.
+  uint64_t changes() const;
 
   // Plans a step of unique keys. InvalidArgument: the policy is kLru, and there are more keys than
   // slots.
@@ -182,6 +188,7 @@ class SlotDirectory {
   uint64_t plans_ = 0;
   std::vector<uint32_t> planned_;  // slots of the victims of a plan that is not committed
   uint64_t newer_ = 0;
+  uint64_t changes_ = 0;
   // Advances at each FindNewer, which separates commits before it from commits after it. When it
   // wraps around, a new era begins, and flushes of the old era find none of their rows.
   uint8_t clock_ = 1;
