@@ -138,8 +138,8 @@ def unique_keys(ids: Any, layer: str, *, limit: int | None) -> Keys:
         return np.empty(0, np.int64)
     if array.dtype.kind in "SUO" and limit is None:
         try:
-            # NumPy would make strings of numbers beside strings, and drop zeros at the end of bytes.
-            return np.unique(fingerprint(array if isinstance(values, np.ndarray) else np.asarray(values, object)))
+            # Not of `array`: NumPy makes strings of numbers beside strings, and drops zeros at the end of bytes.
+            return np.unique(fingerprint(values))
         except TypeError as error:
             raise ValueError(f"layer {layer!r}: {error}") from None
     if array.dtype.kind not in "iu":

@@ -36,7 +36,7 @@ def between_data() -> Iterator[None]:
     iterators = _iterators(graph)
     if not arguments and not iterators and _iterators(getattr(graph, "outer_graph", None)):
         warnings.warn(_WITHOUT_DATA, stacklevel=2)
-    before = {operation.name for operation in graph.get_operations()}
+    before = {operation.name for operation in graph.get_operations()} if iterators else set()
     with tf.control_dependencies([*arguments, *map(_use, iterators)]):
         yield
     if iterators:

@@ -132,7 +132,7 @@ def keys_of(values: Any, name: str) -> Keys:
     array = np.asarray(values)
     if array.dtype.kind in "SUO" and array.size:
         try:
-            return fingerprint(array if isinstance(values, np.ndarray) else np.asarray(values, object)).reshape(-1)
+            return fingerprint(values).reshape(-1)
         except TypeError as error:
             raise InvalidArgumentError(f"`{name}` must be integers or strings: {error}") from None
     if array.size == 0:

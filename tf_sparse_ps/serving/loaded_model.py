@@ -25,7 +25,8 @@ class _Loaded:
         _ops.library.load()
         self.version = version
         # They mark the version as in use, so that it is not removed. The op library opens them at the first call only.
-        self._tables = [ServingTable.open(version.path, table.name, verify=False) for table in version.tables]
+        assets = version.path / versions.ASSETS
+        self._tables = [ServingTable.open(assets / table.asset, verify=False) for table in version.tables]
         self.model: Any = tf.saved_model.load(os.fspath(version.path))
         # A tf.function that refuses its inputs never releases its lock, and calls of other threads wait for it forever
         # (Function._call of TensorFlow 2.15 to 2.21). Its concrete functions have no such lock.

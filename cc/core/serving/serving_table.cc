@@ -107,12 +107,10 @@ Result<std::shared_ptr<const ServingFile>> ServingFiles::Open(const std::string&
     const std::lock_guard<std::mutex> lock(mutex_);
     file = files_[identity].lock();
   }
-  const bool mapped = file != nullptr;
-  if (!mapped) {
+  if (file == nullptr) {
     TSPS_ASSIGN_OR_RETURN(file, ServingFile::Open(path));
   }
   if (verify && !file->verified()) TSPS_RETURN_IF_ERROR(file->Verify());
-  if (mapped) return file;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto entry = files_.begin(); entry != files_.end();) {
     entry = entry->second.expired() ? files_.erase(entry) : std::next(entry);
