@@ -1,6 +1,7 @@
 #include "core/os/storage_reserver.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -142,6 +143,27 @@ TEST_F(StorageReserverTest, WhatIsDiscardedLastIsUnmappedWithTheReserver) {
     reserver.Discard(Make("file"));
   }
   EXPECT_FALSE(IsMapped(dir_ / "file"));
+}
+
+// A thread that the child starts may have the stack of its parent's helper, and with it the same
+// pthread_t.
+TEST_F(StorageReserverTest, AForkedChildMayDestroyItsCopyWhileItsOwnHelperRuns) {
+  const auto file = Make("file"), childs_file = Make("child's file");
+  auto reserver = std::make_unique<StorageReserver>();
+  ASSERT_TRUE(reserver->Ensure(*file, kBytes).ok());
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(200);
+    auto own = std::make_unique<StorageReserver>();
+    const bool ok = own->Ensure(*childs_file, kBytes).ok();
+    reserver.reset();
+    own.reset();
+    _exit(ok ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -28,8 +28,7 @@ StorageReserver::StorageReserver() : pid_(getpid()), requests_(std::make_unique<
 StorageReserver::~StorageReserver() {
   if (getpid() != pid_) {
     // In a forked child the thread does not exist, but the copy of the requests has it as a waiter,
-    // and their destructor would wait for it.
-    if (thread_.joinable()) thread_.detach();
+    // and their destructor would wait for it. A thread of the child may have its pthread_t now.
     static_cast<void>(requests_.release());
     return;
   }
@@ -38,7 +37,7 @@ StorageReserver::~StorageReserver() {
     requests_->stop = true;
   }
   requests_->changed.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (requests_->thread.joinable()) requests_->thread.join();
 }
 
 Status StorageReserver::Ensure(MappedFile& file, size_t used) {
@@ -61,9 +60,9 @@ void StorageReserver::Collapse(MappedFile& file) {
 
 void StorageReserver::Notify() {
   try {
-    if (!thread_.joinable()) {
+    if (!requests_->thread.joinable()) {
       if (TSPS_FAULT_FAILS("thread")) throw std::system_error(errno, std::generic_category());
-      thread_ = std::thread([this] { Run(); });
+      requests_->thread = std::thread([this] { Run(); });
     }
   } catch (const std::system_error&) {
     requests_->wanted.clear();

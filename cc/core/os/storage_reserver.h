@@ -55,6 +55,7 @@ class StorageReserver {
     Clock::time_point next_collapse;      // the earliest time, while files grow
     const MappedFile* at_work = nullptr;  // the file that the helper works on; null: none
     bool stop = false;
+    std::thread thread;  // started by the first request
   };
   // Starts the thread if need be, and wakes it. Drops all requests if the thread cannot be started;
   // a later request tries again. Called with the mutex.
@@ -63,7 +64,6 @@ class StorageReserver {
 
   const int pid_;
   std::unique_ptr<Requests> requests_;
-  std::thread thread_;  // started by the first request
 };
 
 }  // namespace tsps

@@ -44,10 +44,6 @@ Result<std::unique_ptr<IoThreads>> IoThreads::Start(int threads, size_t buffer_b
 }
 
 IoThreads::~IoThreads() {
-  if (getpid() != pid_) {
-    for (std::thread& thread : threads_) thread.detach();  // a forked child has no such threads
-    return;
-  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ending_ = true;
