@@ -17,6 +17,7 @@ import tensorflow as tf
 import this_rank
 
 import tf_sparse_ps as tsps
+from tf_sparse_ps import _ops
 
 keras = tf.keras
 EPOCHS, STEPS, BATCH, IDS, DIM = 4, 3, 6, 50, 4
@@ -166,6 +167,7 @@ def main() -> None:
         print(f"rank {this_rank.rank()}: {name}", flush=True)  # shown when the test times out
         unknown = train(CASES[name], late_dataset())
         known = train(CASES[name], tf.data.Dataset.from_tensor_slices(batches()))
+        assert not _ops.in_flight(), _ops.in_flight()
         np.savez(folder / f"{name}-{this_rank.rank()}.npz", **unknown)
         np.savez(folder / f"{name}-known-{this_rank.rank()}.npz", **known)
 

@@ -1,5 +1,7 @@
 """One rank that gathers another number of rows in each of 500 steps, and counts what is left over.
 
+One more collective of each step only orders what follows: nothing uses its result.
+
 Argument: the folder for results.
 """
 
@@ -13,6 +15,7 @@ import psutil
 import tensorflow as tf
 import this_rank
 
+from tf_sparse_ps import _ops
 from tf_sparse_ps.collectives import runtime
 
 STEPS, DIM = 500, 8
@@ -30,7 +33,8 @@ def main() -> None:
 
     @tf.function(input_signature=[tf.TensorSpec([None, DIM], tf.float32)], autograph=False)
     def gather(rows: tf.Tensor) -> tf.Tensor:
-        return ranks.allgather([rows], "ragged")[0]
+        with tf.control_dependencies(ranks.allreduce([rows[0]], "order")):
+            return ranks.allgather([rows], "ragged")[0]
 
     sizes, counts_by_step = set(), {}
     for step in range(STEPS):
@@ -42,7 +46,7 @@ def main() -> None:
         sizes.add(int(runtime._size_of(tf.constant(4 * DIM * max(rows), tf.int64))[1]))
         if step in (STEPS // 2, STEPS - 1):
             counts_by_step[str(step)] = counts()
-    facts = {"sizes": len(sizes), "counts": counts_by_step}
+    facts = {"sizes": len(sizes), "counts": counts_by_step, "in_flight": _ops.in_flight()}
     (Path(sys.argv[1]) / f"{ranks.rank}.json").write_text(json.dumps(facts))
     ranks.barrier("test.written")
 

@@ -32,6 +32,7 @@ def test_row_counts_that_all_differ_leave_nothing_behind() -> None:
         assert end["threads"] <= half["threads"] + 2
         assert end["files"] <= half["files"] + 2
         assert end["resident"] - half["resident"] < 8 << 20
+        assert report["in_flight"] == [], "TFSPS_TIMEOUT_S after it began, it would end all operations"
 
 
 def start(tmp_path: Path, workers: list[str], index: int, program: str = PROGRAM.format("")) -> subprocess.Popen[str]:

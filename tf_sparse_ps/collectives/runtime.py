@@ -269,9 +269,9 @@ class RuntimeCollectives(ProcessCollectives):
             if label not in self._tokens:
                 self._tokens[label] = _keras.local_variable(0, "int64", f"order.{label}")
             token = self._tokens[label]
-        marked = not tf.executing_eagerly()
         with tf.device(self._device):
-            if marked:
+            in_graph = not tf.executing_eagerly()
+            if in_graph:
                 name, variable = label.partition("[")[0], token.read_value()
                 value = _ops.mark(value, name, "begin", variable)
             result = op(
@@ -282,8 +282,13 @@ class RuntimeCollectives(ProcessCollectives):
                 ordering_token=[token.handle],
                 timeout_seconds=0.0,  # see operation_timeout.py
             )
-            token.assign_add(1)  # in a graph, this runs after the operation, because both use the token
-            return _ops.mark(result, name, "end", variable) if marked else result
+            one = tf.constant(1, tf.int64)
+            if in_graph:
+                # The token takes the mark's output: Grappler removes the marks of results that nothing uses.
+                with tf.control_dependencies([result]):
+                    one = _ops.mark(one, name, "end", variable)
+            token.assign_add(one)  # in a graph, this runs after the operation, because both use the token
+            return result
 
     def _eager(self, name: str, build: Callable[[], Any]) -> Any:
         """Builds operations on this worker's CPU. Errors of eager operations become a `CollectivesError`."""
