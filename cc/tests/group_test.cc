@@ -12,6 +12,7 @@
 
 #include "core/table/index.h"
 #include "tests/group_fixture.h"
+#include "tests/in_a_child.h"
 
 namespace tsps {
 namespace {
@@ -280,20 +281,6 @@ TEST_F(GroupTest, AForkedChildNeitherWritesNorKeepsTheLock) {
   close(gate[1]);
   int status = 0;
   waitpid(child, &status, 0);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-}
-
-// Expects that `body` returns true in a forked child, within 200 s.
-template <typename Body>
-void ExpectInAChild(const Body& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(200);
-    _exit(body() ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 

@@ -1,7 +1,6 @@
 #include "core/os/storage_reserver.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -9,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "tests/in_a_child.h"
 #include "tests/temp_dir.h"
 
 namespace tsps {
@@ -151,19 +151,13 @@ TEST_F(StorageReserverTest, AForkedChildMayDestroyItsCopyWhileItsOwnHelperRuns) 
   const auto file = Make("file"), childs_file = Make("child's file");
   auto reserver = std::make_unique<StorageReserver>();
   ASSERT_TRUE(reserver->Ensure(*file, kBytes).ok());
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(200);
+  ExpectInAChild([&] {
     auto own = std::make_unique<StorageReserver>();
     const bool ok = own->Ensure(*childs_file, kBytes).ok();
     reserver.reset();
     own.reset();
-    _exit(ok ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+    return ok;
+  });
 }
 
 }  // namespace

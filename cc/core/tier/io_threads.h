@@ -26,7 +26,7 @@ class IoThreads {
   // Returns the threads that all stores of the process share, and starts them on the first call: 32
   // threads with buffers of 1 MiB, of which only the pages that a read touches take memory.
   static Result<IoThreads*> OfProcess();
-  ~IoThreads();  // No job may be running.
+  ~IoThreads();  // No job may be running. Not in a forked child, which has no such threads.
   IoThreads(const IoThreads&) = delete;
   IoThreads& operator=(const IoThreads&) = delete;
 
