@@ -157,6 +157,21 @@ def test_the_context_tells_whether_operations_have_run_and_processes_are_connect
     )
 
 
+def test_a_strategy_keeps_the_heartbeat_timeout() -> None:
+    program = (
+        "import tensorflow as tf; from tf_sparse_ps._compat import _tensorflow as ours\n"
+        "ours.set_heartbeat_timeout(tf.train.ClusterSpec({'worker': ['localhost:1', 'localhost:2']}), 640.0)\n"
+        "config = ours.context.context().config.experimental.coordination_config\n"
+        "print(config.heartbeat_timeout_in_ms, config.service_leader, config.coordinated_job_list[0].num_tasks)"
+    )
+    assert run_forked(program).stdout.split() == ["640000", "/job:worker/replica:0/task:0", "2"]
+    module = inspect.getmodule(tf.distribute.MultiWorkerMirroredStrategy)
+    assert module is not None
+    assert "coordination_service is None" in inspect.getsource(module), (
+        "the strategy would set TensorFlow's heartbeats to 10 s again (context().coordination_service)"
+    )
+
+
 def test_the_body_of_a_called_function_is_found() -> None:
     inner = tf.function(lambda x: x * 2.0)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([], tf.float32))

@@ -1,15 +1,16 @@
 """One rank of the failure tests, which trains until something happens to rank 2.
 
 Arguments: an event, and the folder for results. The events of rank 2 are "kill", "stop", "slow", "late" and "raise";
-"nan": its gradient is not finite; "join": it calls hvd.join; "short": it has no steps left. In "end", rank 0 works on
-when the others have ended. A suffix changes the job: "-dense" has no tables, "-buckets" and "-delayed" choose a
-schedule.
+"pause": it is stopped for 15 s; "nan": its gradient is not finite; "join": it calls hvd.join; "short": it has no steps
+left. In "end", rank 0 works on when the others have ended. A suffix changes the job: "-dense" has no tables, "-buckets"
+and "-delayed" choose a schedule.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,9 @@ def happen(event: str) -> None:
     if event == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif event == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif event == "pause":
+        subprocess.Popen(["sh", "-c", f"sleep 15; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
     elif event == "raise":
         raise ValueError("no such shard")

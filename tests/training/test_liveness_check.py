@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import time
+import types
+from typing import Any
+
 import pytest
 
-from tf_sparse_ps.failures.liveness_check import Answer, verdict
+from tf_sparse_ps.collectives.key_values import KeyValueStore
+from tf_sparse_ps.failures import ending
+from tf_sparse_ps.failures.liveness_check import Answer, LivenessCheck, _Waiting, verdict
 from tf_sparse_ps.failures.members import Member
 
 MEMBERS = [Member(100 + rank, rank // 2, "pid:[1]") for rank in range(4)]
@@ -58,3 +64,31 @@ def test_three_are_named_and_the_others_counted() -> None:
     text = verdict("ring", 5, 7, answers(0, 1), members)
     assert text.count("(pid ") == 3
     assert text.endswith("; and for 2 more")
+
+
+class Told(KeyValueStore):
+    """A key-value store that contains nothing but a reason."""
+
+    def reason(self) -> str:
+        """The text of another rank."""
+        return "rank 2 ended with ValueError: no such shard"
+
+    def read(self, key: str) -> str:
+        """Returns that the key has no text."""
+        return ""
+
+
+def test_a_wait_ends_when_another_rank_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "tell", lambda *_: None)
+    collectives: Any = types.SimpleNamespace(rank=0, size=3, cross_rank=0, local_rank=0, local_size=1)
+    check = LivenessCheck(collectives, Told(), lambda: 7, lambda: ())
+    try:
+        check._look([])
+        check._look([])
+        assert check.found is None, "this rank waits for no other"
+        check._look([_Waiting("ring", time.monotonic_ns())])
+        assert check.found is None, "the operation may still fail with an error of its own"
+        check._look([_Waiting("ring", time.monotonic_ns())])
+        assert str(check.found) == "rank 0: rank 2 ended with ValueError: no such shard"
+    finally:
+        check.stop()

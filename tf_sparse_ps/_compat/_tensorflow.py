@@ -205,6 +205,28 @@ def connects_processes() -> bool:
     return bool(context.context()._collective_leader)
 
 
+def set_heartbeat_timeout(cluster: tf.train.ClusterSpec, seconds: float) -> None:
+    """Sets after how long without a heartbeat of a process TensorFlow ends the operations of the others.
+
+    This is called before a strategy connects the processes, which would otherwise make the same settings with the
+    default of 10 s.
+
+    Args:
+      cluster: The jobs "chief" and "worker", or one of them.
+      seconds: The time.
+    """
+    jobs = [job for job in ("chief", "worker") if job in cluster.jobs]
+    tasks = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
+    for job in jobs:
+        tasks.add(name=job, num_tasks=cluster.num_tasks(job))
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
+        heartbeat_timeout_in_ms=int(1000 * seconds),
+        coordinated_jobs=list(tasks),
+    )
+
+
 def abort_collectives(code: int, message: str) -> None:
     """Ends all current and later operations of the collective runtime in this process with an error.
 

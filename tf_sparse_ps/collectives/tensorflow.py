@@ -26,6 +26,8 @@ from tf_sparse_ps.collectives.timeout import timeout_s
 
 # The time that TensorFlow may take to connect running processes on a busy machine.
 _CONNECTING_S = 15.0
+# TensorFlow's heartbeats end a job this long after TFSPS_TIMEOUT_S, and name no rank. The liveness check comes first.
+_HEARTBEAT_GRACE_S = 30.0
 
 
 class TensorFlowCollectives(RuntimeCollectives):
@@ -85,6 +87,8 @@ def make() -> TensorFlowCollectives:
 def _strategy() -> Any:
     """Starts TensorFlow's server and its collective runtime. Returns the strategy that keeps them."""
     terminate = signal.getsignal(signal.SIGTERM)
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    _tensorflow.set_heartbeat_timeout(cluster, timeout_s() + _HEARTBEAT_GRACE_S)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     if threading.current_thread() is threading.main_thread() and terminate is not None:
         # TensorFlow treats SIGTERM as a notice of preemption and continues. This restores the handler from before.

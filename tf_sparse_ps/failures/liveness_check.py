@@ -9,6 +9,9 @@ ranks that are not in the caller's operation are the ones that it waits for.
 If one of these has made progress since the wait began, the wait continues until TFSPS_TIMEOUT_S after that. Otherwise
 the caller reports the missing ranks, and what they are doing, to all ranks.
 
+If the store says why another rank has ended or is missing, no rank waits on. Its thread reports that at the second
+look.
+
 A rank looks at the key-value store only if its operations have not changed since its last look, so that ordinary steps
 cost nothing.
 """
@@ -209,6 +212,7 @@ class LivenessCheck(Watcher):
         self._lead_s = min(4 * self._look_s + 1.0, 0.75 * self._timeout_s)
         self._call = ""  # the liveness check in progress
         self._changed_ns = time.monotonic_ns()  # the time of the last look that saw operations begin or end
+        self._reason = ""  # why another rank has ended, as of the last look
         self._thread.start()
 
     def leave(self) -> None:
@@ -254,9 +258,22 @@ class LivenessCheck(Watcher):
         if self._call:
             self._answer(self._call)
         if now:
+            if self._has_lost_rank():
+                return
             waiting = min(now, key=lambda candidate: candidate.begin_ns)
             if waiting.silent_s() > self._timeout_s - self._lead_s:
                 self._ask(waiting)
+
+    def _has_lost_rank(self) -> bool:
+        """Returns whether a rank has ended or is missing, and reports it at the second look.
+
+        The operation may not fail by itself: it may wait for a rank that waits for the lost one. Until the second look,
+        it can end with an error of its own, and the keeper of the store can answer again.
+        """
+        before, self._reason = self._reason, self._key_values.reason()
+        if before and self._reason and self.found is None:
+            self._tell(RankLost, self._reason)
+        return self.found is not None
 
     def _report_death(self, dead: int) -> None:
         if reason := self._key_values.reason():
