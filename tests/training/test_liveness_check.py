@@ -66,22 +66,12 @@ def test_three_are_named_and_the_others_counted() -> None:
     assert text.endswith("; and for 2 more")
 
 
-class Told(KeyValueStore):
-    """A key-value store that contains nothing but a reason."""
-
-    def reason(self) -> str:
-        """The text of another rank."""
-        return "rank 2 ended with ValueError: no such shard"
-
-    def read(self, key: str) -> str:
-        """Returns that the key has no text."""
-        return ""
-
-
 def test_a_wait_ends_when_another_rank_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "tell", lambda *_: None)
+    store = KeyValueStore()
+    monkeypatch.setattr(store, "reason", lambda: "rank 2 ended with ValueError: no such shard")
     collectives: Any = types.SimpleNamespace(rank=0, size=3, cross_rank=0, local_rank=0, local_size=1)
-    check = LivenessCheck(collectives, Told(), lambda: 7, lambda: ())
+    check = LivenessCheck(collectives, store, lambda: 7, lambda: ())
     try:
         check._look([])
         check._look([])

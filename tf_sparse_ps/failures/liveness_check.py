@@ -271,9 +271,10 @@ class LivenessCheck(Watcher):
         it can end with an error of its own, and the keeper of the store can answer again.
         """
         before, self._reason = self._reason, self._key_values.reason()
-        if before and self._reason and self.found is None:
+        lost = before != "" and self._reason != ""
+        if lost:
             self._tell(RankLost, self._reason)
-        return self.found is not None
+        return lost
 
     def _report_death(self, dead: int) -> None:
         if reason := self._key_values.reason():
