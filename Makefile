@@ -117,7 +117,7 @@ nightly: build horovod-tf215  ## all tests, hours;  make nightly FROM=matrix goe
 TEST_PY = $(PY)
 WORKERS = 3
 PYTEST = $(TEST_PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
-RESTARTS = $(wildcard tests/multirank/test_rest*.py)
+RESTARTS = $(wildcard tests/multirank/test_rest*.py) tests/multirank/test_preempted_jobs.py
 SHARDED = $(wildcard tests/multirank/test_sharded*.py)
 
 pytest: WORKERS = 4

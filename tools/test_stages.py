@@ -75,6 +75,7 @@ TIERS = {
         Stage("pytest-nightly-tf215", 35),
         Stage("multirank-nightly-tf215", 30),
         Stage("sharded-nightly-tf215", 25),
+        Stage("restarts-nightly-tf215", 35),
         Stage("multirank-tensorflow-tf215", 30),
         Stage("sharded-tensorflow-tf215", 25),
         Stage("restarts-tensorflow-tf215", 30),
