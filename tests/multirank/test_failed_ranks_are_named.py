@@ -111,10 +111,13 @@ def test_a_gradient_that_is_not_finite_is_every_ranks_error() -> None:
 
 @pytest.mark.nightly
 def test_the_launcher_ends_a_job_whose_rank_died_and_names_the_process() -> None:
-    """The ranks are not shielded here. What they report before their end depends on which one is faster."""
+    """The ranks are not shielded here. What they report before their end depends on which one is faster.
+
+    On a busy machine, horovodrun may notice another rank's end first, which it then calls the first process to end.
+    """
     with launched("failure_program.py", "kill", hosts=ONE_NODE, by_horovodrun=True) as job:
         assert job.wait() != 0
-        assert re.search(rf"Process name: {VICTIM}\s+Exit code: 137", job.output), job.output[-20000:]
+        assert f"Process {VICTIM} exit with status code 137." in job.output, job.output[-20000:]
 
 
 def test_a_rank_that_ends_before_the_others_is_no_failure() -> None:
