@@ -31,7 +31,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .PHONY: help venv environment core package horovod horovod-if-built venv-tf215 horovod-tf215 \
         build test-build cc-test-build train quick test nightly \
-        pytest pytest-quick keras2-smoke pytest-nightly multirank-nightly sharded-nightly restarts-nightly \
+        pytest pytest-quick keras2-smoke pytest-nightly plan-accuracy \
+        multirank-nightly sharded-nightly restarts-nightly \
         multirank-tensorflow sharded-tensorflow restarts-tensorflow matrix oracle fuzz-ranks soak \
         cc-test cc-quick simd asan tsan crash crash-build crash-nodes mutate s3 \
         bench bench-peers cc-bench wheel wheels sdist wheel-smoke wheels-smoke bazel lint lint-python format clean docs
@@ -130,8 +131,12 @@ pytest-quick: build  ## fast Python tests of every package
 keras2-smoke: build venv-tf215  ## Python tests of layers, training and distribution under TensorFlow 2.15 (Keras 2)
 	@$(MAKE) pytest TEST_PY=$(VENV_215)/bin/python PYTEST_ARGS='-m "keras2_smoke and not nightly" $(PYTEST_ARGS)'
 
+PLAN_ACCURACY = tests/cli/test_plan_accuracy.py
 pytest-nightly: build  ## the Python tests of one process that are marked nightly
-	@$(PYTEST) tests -m nightly $(addprefix --ignore=,tests/multirank tests/matrix) $(PYTEST_ARGS)
+	@$(PYTEST) tests -m nightly $(addprefix --ignore=,tests/multirank tests/matrix $(PLAN_ACCURACY)) $(PYTEST_ARGS)
+
+plan-accuracy: build  ## estimated step times against measured ones, so no other test runs meanwhile
+	@$(TEST_PY) -m pytest $(PLAN_ACCURACY) -m nightly $(PYTEST_ARGS)
 
 multirank-nightly: build  ## the tests of several ranks that are marked nightly, except for the next two
 	@$(PYTEST) tests/multirank -m nightly $(addprefix --ignore=,$(RESTARTS) $(SHARDED)) $(PYTEST_ARGS)

@@ -45,5 +45,5 @@ def test_jobs_are_planned_well(case: plan_cases.Case, shm: Path, tmp_path: Path)
     figures = plan_cases.compare(case, shm / "nightly", tmp_path)
     assert figures.expected_bytes == pytest.approx(figures.bytes, rel=MEMORY_GOAL)
     errors = np.array(figures.expected_ms) / np.array(figures.ms) - 1
-    # The machine has other work, which comes and goes: one of the repetitions is without it.
+    # No other test runs meanwhile (`make plan-accuracy`), and one of the repetitions is without other work.
     assert np.abs(errors).min() < STEP_GOAL, figures
