@@ -21,6 +21,8 @@ sys.path.append(str(ROOT))  # the benchmarks; at the end, because `make simd` te
 
 NEED_HOROVOD = ("multirank", "matrix")
 HOROVOD = importlib.util.find_spec("horovod") is not None
+# Folders, and files of other folders, that take minutes.
+LONG = {"multirank", "distribute", "benchmarks", "examples", "test_cached_kills.py", "test_cached_devices.py"}
 # Not collected: their modules import Horovod.
 collect_ignore = [] if HOROVOD else list(NEED_HOROVOD)
 
@@ -63,8 +65,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Files that take minutes first: what is run beside the last of them should be short.
-    items.sort(key=lambda item: not {"multirank", "distribute", "benchmarks", "examples"} & set(item.path.parts))
+    # Long files first: what is run beside the last of them should be short.
+    items.sort(key=lambda item: not LONG & set(item.path.parts))
     seen: collections.Counter[str] = collections.Counter()
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if TESTS in item.path.parents else ""
