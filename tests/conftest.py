@@ -21,10 +21,11 @@ sys.path.append(str(ROOT))  # the benchmarks; at the end, because `make simd` te
 
 NEED_HOROVOD = ("multirank", "matrix")
 HOROVOD = importlib.util.find_spec("horovod") is not None
-# Folders, and files of other folders, that take minutes.
-LONG = {"multirank", "distribute", "benchmarks", "examples", "test_cached_kills.py", "test_cached_devices.py"}
 # Not collected: their modules import Horovod.
 collect_ignore = [] if HOROVOD else list(NEED_HOROVOD)
+
+# Folders, and files of other folders, that take minutes.
+LONG = {"multirank", "distribute", "benchmarks", "examples", "test_cached_kills.py", "test_cached_devices.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
