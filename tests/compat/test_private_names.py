@@ -172,6 +172,56 @@ def test_a_strategy_keeps_the_heartbeat_timeout() -> None:
     )
 
 
+_FAIL_TOGETHER = """
+import faulthandler, sys, threading, time
+import tensorflow as tf
+from tensorflow.python.eager import core
+from tf_sparse_ps._compat import _tensorflow
+
+construct = core._NotOkStatusException.__init__
+
+def slowly(*args):
+    time.sleep(0.2)  # the thread loses the GIL
+    construct(*args)
+
+core._NotOkStatusException.__init__ = slowly
+faulthandler.dump_traceback_later({limit_s}, exit=True)  # needs no GIL
+{prepare}
+zero, errors = tf.constant(0), []
+
+def fail():
+    try:
+        raise KeyError  # while it is handled, Python 3.11 makes exceptions at once, as later versions always do
+    except KeyError:
+        try:
+            tf.raw_ops.FloorDiv(x=1, y=zero)
+        except tf.errors.InvalidArgumentError as error:
+            errors.append(error)
+
+threads = [threading.Thread(target=fail) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+try:
+    tf.function(lambda: 1 // zero)()
+except tf.errors.InvalidArgumentError as error:
+    errors.append(error)
+print(*[(error.error_code, "zero" in error.message, dict(error.experimental_payloads)) for error in errors])
+"""
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_operations_of_several_threads_fail_at_the_same_time(mended: bool) -> None:
+    prepare, limit_s = ("_tensorflow.let_threads_fail_together()", 300) if mended else ("", 3)
+    completed = run_forked(_FAIL_TOGETHER.format(prepare=prepare, limit_s=limit_s))
+    if mended:
+        assert completed.stdout == " ".join(["(3, True, {})"] * 5) + "\n"
+    else:  # the control; when it fails, TensorFlow no longer needs the mend
+        assert "(3, True, {})" not in completed.stdout
+        assert "Timeout (0:00:03)!" in completed.stdout + completed.stderr
+
+
 def test_the_body_of_a_called_function_is_found() -> None:
     inner = tf.function(lambda x: x * 2.0)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([], tf.float32))

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
-from tensorflow.python.eager import context, record
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context, core, record
 from tensorflow.python.framework import config
 
 _ASKED_BY_TENSORFLOW = "tensorflow.python.distribute.distribute_utils"
@@ -235,6 +236,26 @@ def abort_collectives(code: int, message: str) -> None:
       message: The message of the error.
     """
     context.context().abort_collective_ops(code, message)
+
+
+@functools.cache
+def let_threads_fail_together() -> None:
+    """Lets operations of several threads fail at the same time, which can stop the process forever without this.
+
+    TensorFlow holds a lock while it makes the exception. In a constructor in Python, the thread can lose the GIL to a
+    thread whose operation has failed, too. That one waits for the lock and keeps the GIL (TensorFlow 2.15 and 2.21).
+    """
+    fields = ("message", "code", "payloads")
+
+    class FailedOperation(core._NotOkStatusException):
+        __init__ = Exception.__init__  # in C
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in fields:
+                raise AttributeError(name)
+            return self.args[fields.index(name)]
+
+    pywrap_tfe.TFE_Py_RegisterExceptionClass(FailedOperation)
 
 
 def watch_loops(dataset: Any, begin: Callable[[], Callable[[], None]]) -> None:

@@ -32,6 +32,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_sparse_ps import failures
+from tf_sparse_ps._compat import _tensorflow
 
 # The number in a result that stands for a failure.
 FAILED = -100
@@ -193,6 +194,7 @@ class CommunicationThreads:
 
     def start(self) -> None:
         """Starts the threads, which call `in_order` and `carry` soon."""
+        _tensorflow.let_threads_fail_together()  # closing a queue fails in all threads that wait for it
         for thread in self._threads:
             thread.start()
         if not _started:
