@@ -173,10 +173,10 @@ def test_a_strategy_keeps_the_heartbeat_timeout() -> None:
 
 
 _FAIL_TOGETHER = """
-import faulthandler, sys, threading, time
+import faulthandler, threading, time
 import tensorflow as tf
 from tensorflow.python.eager import core
-from tf_sparse_ps._compat import _tensorflow
+from tf_sparse_ps.schedules.communication_threads import CommunicationThreads
 
 construct = core._NotOkStatusException.__init__
 
@@ -213,7 +213,9 @@ print(*[(error.error_code, "zero" in error.message, dict(error.experimental_payl
 
 @pytest.mark.parametrize("mended", [True, False])
 def test_operations_of_several_threads_fail_at_the_same_time(mended: bool) -> None:
-    prepare, limit_s = ("_tensorflow.let_threads_fail_together()", 300) if mended else ("", 3)
+    one = "[tf.TensorSpec([], tf.int64)]"
+    start = f"CommunicationThreads({one}, {one}, 1, lambda message: message, lambda message, _: message).start()"
+    prepare, limit_s = (start, 300) if mended else ("", 3)
     completed = run_forked(_FAIL_TOGETHER.format(prepare=prepare, limit_s=limit_s))
     if mended:
         assert completed.stdout == " ".join(["(3, True, {})"] * 5) + "\n"
