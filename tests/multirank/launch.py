@@ -189,14 +189,14 @@ def launched(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(program: str, *args: str, timeout_s: float = LONGEST_S, **options: object) -> Launch:
+def run(program: str, *args: str, **options: object) -> Launch:
     """Runs a program to its end. Only its output is kept.
 
     Raises:
       AssertionError: The job failed. The text has its output.
     """
     with launched(program, *args, **options) as job:  # type: ignore[arg-type]
-        status = job.wait(timeout_s)
+        status = job.wait()
         assert status == 0, job.output[-20000:]
         return job
 

@@ -23,15 +23,17 @@ from tf_sparse_ps.checkpoints import fault_points, stored_checkpoint, tables
 
 keras = _keras.keras
 ROWS, DIM, BATCH = 60_000, 16, 64
-STANDS_STILL_S = 5.0
+STANDS_STILL_S = 5.0  # at each file
+FILES = 3  # the variables, and one of each table
 LEAST, MOST = 20, 3_000  # numbers of steps
 
 
 def make_model() -> Any:
-    """Returns a compiled model with one table."""
+    """Returns a compiled model with a big table and a small one, so that a checkpoint has `FILES` files."""
     inputs = keras.Input((2,), dtype="int64")
-    rows = keras.layers.Flatten()(tsps.Embedding(None, DIM, table=tsps.TableConfig("ids", DIM, seed=1))(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(1)(rows))
+    configs = [tsps.TableConfig("ids", DIM, seed=1), tsps.TableConfig("small", 1, seed=2)]
+    rows = [keras.layers.Flatten()(tsps.Embedding(None, config.dim, table=config)(inputs)) for config in configs]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
     model.compile(tsps.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse", jit_compile=False)
     return model
 
@@ -113,7 +115,8 @@ def main() -> None:
     model = make_model()
     model(np.zeros((1, 2), np.int64))
     keys = np.arange(ROWS)
-    tables.of(model)[0].assign(keys, np.full((ROWS, DIM), 0.5, np.float32))
+    big, _ = tables.of(model)
+    big.assign(keys, np.full((ROWS, DIM), 0.5, np.float32))
     make_slow(group)
     if how == "fit":
         fit(model, folder)

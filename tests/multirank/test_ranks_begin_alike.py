@@ -15,7 +15,7 @@ SHARED = ("table", "trained", "frozen", "normalisation", "optimizer")
 @pytest.fixture(scope="module")
 def job() -> Iterator[tuple[list[dict[str, Any]], str]]:
     with launched("equal_start_program.py", hosts="localhost:2", ranks=2, by_horovodrun=True) as job:
-        assert job.wait(400) == 0, job.output[-20000:]
+        assert job.wait() == 0, job.output[-20000:]
         yield [json.loads((job.folder / f"outcomes-{rank}.json").read_text()) for rank in range(2)], job.output
 
 

@@ -12,7 +12,7 @@ KERAS_2 = ["folder", "weights"]
 
 def test_one_rank_writes_to_a_path_and_a_second_one_is_refused() -> None:
     with launched("saving_program.py", hosts="localhost:2", ranks=2) as job:
-        status = job.wait(200)
+        status = job.wait()
         refusals = [line.split(">", 1)[-1] for line in job.output.splitlines() if "is refused" in line]
         for way in WAYS + ([] if _keras.IS_KERAS_3 else KERAS_2):
             assert any(line.endswith(f"{way} is refused") for line in refusals), f"{way}:\n{job.output[-20000:]}"

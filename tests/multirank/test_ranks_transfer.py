@@ -8,10 +8,10 @@ ONE_RANK_EACH = "localhost:1,127.0.0.1:1"
 
 
 def test_two_machines_transfer_rows() -> None:
-    job = run("transfer_program.py", hosts=ONE_RANK_EACH, ranks=2, timeout_s=200)
+    job = run("transfer_program.py", hosts=ONE_RANK_EACH, ranks=2)
     assert job.output.count("rank is done") == 2
 
 
 def test_two_ranks_of_a_machine_transfer_rows() -> None:
-    job = run("transfer_program.py", hosts="localhost:2", ranks=2, timeout_s=200)
+    job = run("transfer_program.py", hosts="localhost:2", ranks=2)
     assert job.output.count("rank is done") == 2

@@ -79,7 +79,7 @@ def test_a_named_job_goes_on_with_as_many_nodes_as_before_alone() -> None:
         env = {"TFSPS_JOB": "named", "TFSPS_DIR": folder}
         for hosts, ranks in ((THREE, 3), (THREE, 3), ("localhost:1,127.0.0.1:1", 2)):
             with launched("sharded_saving_errors_program.py", "named", hosts=hosts, ranks=ranks, env=env) as job:
-                status = job.wait(200)
+                status = job.wait()
                 assert (status == 0) == (ranks == 3), job.output[-20000:]
     for text in (
         "with the rows of node 0 of 3; this program makes it with the rows of node 0 of 2",
@@ -92,7 +92,7 @@ def test_a_rank_that_saves_alone_is_told_who_is_missing() -> None:
     with launched(
         "sharded_saving_errors_program.py", "alone", hosts=TWO_NODES, ranks=4, env={"TFSPS_TIMEOUT_S": "4"}
     ) as job:
-        assert job.wait(120) != 0
+        assert job.wait() != 0
     assert "in operation 'tsps.save" in job.output, job.output[-20000:]
     # Whichever asks first, the rank in the save or the others elsewhere, names the missing ranks, and where they are.
     assert re.search(
