@@ -24,12 +24,12 @@ from tf_sparse_ps.checkpoints import fault_points, stored_checkpoint, tables
 keras = _keras.keras
 ROWS, DIM, BATCH = 60_000, 16, 64
 STANDS_STILL_S = 5.0  # at each file
-FILES = 3  # the variables, and one of each table
+FILES = 3  # that rank 0 restores: the variables, and one of each table
 LEAST, MOST = 20, 3_000  # numbers of steps
 
 
 def make_model() -> Any:
-    """Returns a compiled model with a big table and a small one, so that a checkpoint has `FILES` files."""
+    """Returns a compiled model with a big table and a small one, so that rank 0 restores `FILES` files."""
     inputs = keras.Input((2,), dtype="int64")
     configs = [tsps.TableConfig("ids", DIM, seed=1), tsps.TableConfig("small", 1, seed=2)]
     rows = [keras.layers.Flatten()(tsps.Embedding(None, config.dim, table=config)(inputs)) for config in configs]

@@ -82,6 +82,7 @@ def must_be_whole(folder: Path, checkpoints: int) -> None:
     """Fails unless the folder has all saved checkpoints, and nothing else."""
     newest, skipped = CheckpointDirectory(folder).newest()
     assert newest is not None
+    assert len(newest.manifest.files) == FILES + 1  # one of rank 1
     assert skipped == []
     names = [path.name for path in folder.iterdir() if not path.name.startswith("step-")]
     assert names in ([], [".checkpoints.lock"])
@@ -118,5 +119,5 @@ def test_checkpoints_on_a_slow_disk(slow_disk: SlowDisk, how: str) -> None:
         beside = re.search(r"(\d+) steps beside a save of (\S+) s; save\(\) took (\S+) s", output)
         assert beside is not None
         assert int(beside[1]) > 100
-        assert float(beside[2]) > 1.5 * TIMEOUT_S
+        assert float(beside[2]) > 2 * TIMEOUT_S
         assert float(beside[3]) < 2.0
