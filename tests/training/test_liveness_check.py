@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tf_sparse_ps.collectives.key_values import KeyValueStore
+from tf_sparse_ps.collectives.key_values import FOUND, KeyValueStore
 from tf_sparse_ps.failures import ending
-from tf_sparse_ps.failures.liveness_check import Answer, LivenessCheck, _Waiting, verdict
+from tf_sparse_ps.failures.liveness_check import _CHECK, _SETTLE_S, Answer, LivenessCheck, _Waiting, verdict
 from tf_sparse_ps.failures.members import Member
 
 MEMBERS = [Member(100 + rank, rank // 2, "pid:[1]") for rank in range(4)]
@@ -82,3 +83,71 @@ def test_a_wait_ends_when_another_rank_has_ended(monkeypatch: pytest.MonkeyPatch
         assert str(check.found) == "rank 0: rank 2 ended with ValueError: no such shard"
     finally:
         check.stop()
+
+
+class LocalStore(KeyValueStore):
+    """A rank's access to a store in this process. `reaches(method, key)`: whether the request reaches the store."""
+
+    def __init__(self, texts: dict[str, str], reaches: Callable[[str, str], bool]) -> None:
+        super().__init__()
+        self._texts, self._reaches = texts, reaches
+
+    def _request(self, method: str, key: str, body: bytes | None) -> str | None:
+        if not self._reaches(method, key):
+            return None
+        if body is not None:
+            self._texts[key] = body.decode()
+        return self._texts.get(key, "")
+
+
+def found_by_three_ranks(monkeypatch: pytest.MonkeyPatch, *reaches: Callable[[str, str], bool]) -> str:
+    """Returns what ranks 0 to 2 report while they wait for rank 3. `reaches`: of each rank, see `LocalStore`."""
+    monkeypatch.setenv("TFSPS_TIMEOUT_S", "3")
+    monkeypatch.setattr(ending, "tell", lambda *_: None)
+    waiting = _Waiting("ring", time.monotonic_ns())
+    monkeypatch.setattr(_Waiting, "all", lambda: [waiting])
+    texts: dict[str, str] = {}
+    checks = []
+    try:
+        for rank in range(3):
+            collectives: Any = types.SimpleNamespace(rank=rank, size=4, cross_rank=rank, local_rank=0, local_size=1)
+            checks.append(LivenessCheck(collectives, LocalStore(texts, reaches[rank]), lambda: 7, lambda: ()))
+        deadline = time.monotonic() + 20
+        while FOUND not in texts and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        for check in checks:
+            check.stop()
+    return texts[FOUND]
+
+
+def always(method: str, key: str) -> bool:
+    """Lets a request reach the store."""
+    return True
+
+
+def test_a_rank_that_starts_a_check_later_than_the_others_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy rank may look before there is a check, and start its own when the others have agreed on one."""
+    has_started = False
+
+    def late(method: str, key: str) -> bool:
+        nonlocal has_started
+        if (method, key) == ("PUT", _CHECK):
+            time.sleep(3 * _SETTLE_S)
+            has_started = True
+        return key != _CHECK or has_started
+
+    found = found_by_three_ranks(monkeypatch, always, always, late)
+    assert found.startswith("3 of 4 ranks have waited 3 s in operation 'ring' of step 7 ")
+    assert found.endswith(" for rank 3, which does not answer: it is stopped, dead or unreachable")
+
+
+def test_a_check_starts_when_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that serves the store may be busy for longer than a request waits, which is 1 s."""
+    begin = time.monotonic()
+
+    def silent(method: str, key: str) -> bool:
+        return time.monotonic() > begin + 1.5
+
+    found = found_by_three_ranks(monkeypatch, silent, silent, silent)
+    assert found.startswith("3 of 4 ranks have waited 3 s in operation 'ring' of step 7 ")

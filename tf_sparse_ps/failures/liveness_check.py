@@ -298,20 +298,17 @@ class LivenessCheck(Watcher):
 
     def _ask(self, waiting: _Waiting) -> None:
         """Starts or joins a liveness check, and reports the missing ranks if the wait times out."""
-        call = self._key_values.read(_CHECK)
         own_call = f"{_CHECK}.{self._rank}.{time.monotonic_ns()}"
-        if not call:
-            self._key_values.write(_CHECK, own_call)
-            self._stop.wait(_SETTLE_S)
-            call = self._key_values.read(_CHECK)
+        call = self._key_values.read(_CHECK) or self._start(own_call)
         self._answer(call)
         while waiting.silent_s() < self._timeout_s and waiting.is_running():
             if self._stop.wait(min(self._look_s, max(self._timeout_s - waiting.silent_s(), _POLL_S))):
                 return
-            if call != own_call:
-                if self._others_progressed(call):
-                    return
-                self._answer(call)
+            # A slow rank may have started another check after _SETTLE_S. All ranks answer the last one.
+            call = self._key_values.read(_CHECK) or call or self._start(own_call)
+            if self._others_progressed(call):
+                return
+            self._answer(call)
         if call == own_call:
             if waiting.is_running():
                 # The last answer of a rank may be as old as its last look. After this wait, all answers are new enough.
@@ -337,6 +334,12 @@ class LivenessCheck(Watcher):
             if waiting.wait is not None:
                 waiting.wait.reason = text
             self._tell(RankLost, text)
+
+    def _start(self, own_call: str) -> str:
+        """Starts a liveness check. Returns the check in progress, which may be another rank's; "" without an answer."""
+        self._key_values.write(_CHECK, own_call)
+        self._stop.wait(_SETTLE_S)
+        return self._key_values.read(_CHECK)
 
     def _others_progressed(self, call: str) -> bool:
         """Returns whether a check has found progress of the awaited ranks, and records when they made it."""
