@@ -22,7 +22,7 @@ def read(directory: Path) -> dict[str, dict[int, Any]]:
 
 
 def _events(directory: Path) -> list[Any]:
-    """Returns the events of all files by time: the names of two files of one second end with 9 and 10, out of order."""
+    """Returns the events of all files by time. By name, file 10 of a second comes before its file 9."""
     files = map(str, directory.glob("events.*"))
     events = (event for file in files for event in tf.compat.v1.train.summary_iterator(file))
     return sorted(events, key=lambda event: event.wall_time)
