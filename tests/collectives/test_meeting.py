@@ -6,11 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 
-from tf_sparse_ps.collectives import meeting
+from tf_sparse_ps.collectives import key_value_server, key_values, meeting
 from tf_sparse_ps.collectives.cluster_config import ClusterConfig
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
 from tf_sparse_ps.collectives.key_values import KeyValueStore
@@ -79,6 +80,38 @@ def test_all_go_on_when_all_are_there(keeper: str, late: int | None) -> None:
     for server in servers:
         server.close()
         assert stores[2].reason().startswith("rank 0 does not answer")
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_store_that_answers_each_request_late_once_delays_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, agreed: bool
+) -> None:
+    """A busy machine delays a thread by more than the timeout of a request."""
+    monkeypatch.setattr(key_values, "_TIMEOUT_S", 0.3)
+    answer, seen, lock = key_value_server._Handler._answer, set(), threading.Lock()
+
+    def answer_late(handler: Any, status: HTTPStatus, body: bytes = b"") -> None:
+        request = (handler.command, handler.path, body)
+        with lock:
+            new, _ = request not in seen, seen.add(request)
+        if new:
+            time.sleep(0.6)
+        answer(handler, status, body)
+
+    monkeypatch.setattr(key_value_server._Handler, "_answer", answer_late)
+    everyone = addresses(3)
+    clusters = [everyone, everyone if agreed else everyone[:2], everyone]
+    results = meet([ClusterConfig(cluster, r) for r, cluster in enumerate(clusters)], LONG_S)
+    assert {method for method, _, _ in seen} == {"GET", "PUT"}
+    for result in results:
+        if agreed:
+            assert not isinstance(result, Exception), result
+            store, server = result
+            assert server is None or server.port == store._address[1]
+        else:
+            assert "TF_CONFIG differs between ranks" in str(result)
+    for server in [result[1] for result in results if agreed and result[1]]:
+        server.close()
 
 
 def test_who_does_not_come_is_named_to_those_who_wait() -> None:

@@ -21,6 +21,11 @@ EXIT_REPORT = "exit_report"  # why a rank ends, written by this rank
 FOUND = "found"  # which rank has ended or is missing, written by another rank
 
 
+def path_of(key: str) -> str:
+    """Returns the path of a key in the values of the store's server."""
+    return _SCOPE + key
+
+
 class KeyValueStore:
     """A rank's access to the texts of the job's key-value store."""
 
@@ -74,7 +79,7 @@ class KeyValueStore:
             return None
         with contextlib.suppress(OSError):
             status, content = signed_requests.request(
-                self._address, self._secret, method, _SCOPE + key, body or b"", timeout_s=_TIMEOUT_S
+                self._address, self._secret, method, path_of(key), body or b"", timeout_s=_TIMEOUT_S
             )
             return content.decode(errors="replace") if status == http.client.OK else ""
         return None

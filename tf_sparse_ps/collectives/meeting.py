@@ -19,11 +19,12 @@ from collections.abc import Callable
 from tf_sparse_ps.collectives import signed_requests
 from tf_sparse_ps.collectives.cluster_config import VARIABLE, ClusterConfig
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer, Values
-from tf_sparse_ps.collectives.key_values import KeyValueStore
+from tf_sparse_ps.collectives.key_values import KeyValueStore, path_of
 from tf_sparse_ps.errors import CollectivesError, RankLost
 
 _POLL_S = 0.05
 _LEAVE_S = 10.0  # the time that the other ranks may take to read the verdict of rank 0
+_CONFIRM_S = 3.0  # the time for which a rank tries to tell rank 0 that it has read the verdict
 _MOST_NAMED = 5
 _MEMBER, _STORE, _VERDICT, _READ = "member", "store", "meeting", "read"
 _GO = "go"
@@ -55,23 +56,26 @@ def meet(cluster: ClusterConfig, timeout_s: float) -> tuple[KeyValueStore, KeyVa
     # other users of this machine.
     secret = signed_requests.of_environment()
     if cluster.rank == 0:
-        server = KeyValueServer("", 0, Values(), {"tsps": secret})
-        with contextlib.closing(_listen(cluster)) as meeting_server:
+        server, values = KeyValueServer("", 0, Values(), {"tsps": secret}), Values()
+        values.set(path_of(_STORE), str(server.port).encode(), only_new=False)
+        with contextlib.closing(_listen(cluster, values)) as meeting_server:
             store = KeyValueStore(("127.0.0.1", meeting_server.port), secret=secret)
-            store.write(_STORE, str(server.port))
             _report(store, cluster, deadline, timeout_s, "the server of this rank did not answer", "")
             try:
                 _agree(store, cluster, deadline, timeout_s)
             finally:
-                readers = [r for r in range(1, cluster.size) if store.read(f"{_MEMBER}.{r}")]
-                _wait_until(lambda: all(store.read(f"{_READ}.{r}") for r in readers), time.monotonic() + _LEAVE_S)
+                readers = [r for r in range(1, cluster.size) if values.value(path_of(f"{_MEMBER}.{r}"))]
+                read = [path_of(f"{_READ}.{r}") for r in readers]
+                _wait_until(lambda: all(values.value(path) for path in read), time.monotonic() + _LEAVE_S)
         return KeyValueStore(("127.0.0.1", server.port), secret=secret), server
     store = KeyValueStore((host, port), secret=secret)
     silence = f"rank 0 did not answer at {cluster.addresses[0]}"
     _report(store, cluster, deadline, timeout_s, silence, _port_problem(cluster))
     _agree(store, cluster, deadline, timeout_s)
-    store_port = store.read(_STORE)
-    store.write(f"{_READ}.{cluster.rank}", "yes")
+    store_port = _read(store, _STORE, time.monotonic() + _LEAVE_S)
+    if not store_port:
+        raise _no_answer(cluster, timeout_s)
+    _confirm(store, cluster)
     return KeyValueStore((host, int(store_port)), keeper="rank 0", secret=secret), None
 
 
@@ -80,9 +84,9 @@ def _parts(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _listen(cluster: ClusterConfig) -> KeyValueServer:
+def _listen(cluster: ClusterConfig, values: Values) -> KeyValueServer:
     try:
-        return KeyValueServer("", _parts(cluster.addresses[0])[1], Values(), {"tsps": signed_requests.of_environment()})
+        return KeyValueServer("", _parts(cluster.addresses[0])[1], values, {"tsps": signed_requests.of_environment()})
     except OSError as error:
         raise _port_error(cluster, error) from error
 
@@ -140,26 +144,37 @@ def _agree(store: KeyValueStore, cluster: ClusterConfig, deadline: float, timeou
 
         complete = _wait_until(all_reported, deadline)
         verdict = _difference(cluster, reports)
-        if not complete and not verdict:
+        if complete and not verdict:
+            verdict = _GO
+        elif not verdict:
             missing = [f"rank {r} at {cluster.addresses[r]}" for r in range(cluster.size) if r not in reports]
             more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
             verdict = (
                 f"{', '.join(missing[:_MOST_NAMED])}{more} did not connect within {timeout_s:g} s. Look at the output "
                 "of these ranks. If they need longer to start, set TFSPS_TIMEOUT_S to more seconds"
             )
-        store.write(_VERDICT, verdict or _GO)
+        _wait_until(lambda: store.write(_VERDICT, verdict), time.monotonic() + _LEAVE_S)
     else:
         # The wait is longer than that of rank 0, which knows the missing ranks.
-        if not _wait_until(lambda: store.read(_VERDICT) != "", deadline + _LEAVE_S):
-            raise RankLost(
-                f"rank {cluster.rank} of {cluster.size}: rank 0, at {cluster.addresses[0]}, did not report within "
-                f"{timeout_s:g} s whether all ranks have connected. Look at the output of rank 0"
-            )
-        verdict = store.read(_VERDICT)
+        verdict = _read(store, _VERDICT, deadline + _LEAVE_S)
+        if not verdict:
+            raise _no_answer(cluster, timeout_s)
         if verdict != _GO:
-            store.write(f"{_READ}.{cluster.rank}", "yes")
-    if verdict not in ("", _GO):
+            _confirm(store, cluster)
+    if verdict != _GO:
         raise RankLost(f"rank {cluster.rank} of {cluster.size}: {verdict}")
+
+
+def _confirm(store: KeyValueStore, cluster: ClusterConfig) -> None:
+    """Tells rank 0 that this rank needs nothing more from the server at rank 0's address."""
+    _wait_until(lambda: store.write(f"{_READ}.{cluster.rank}", "yes"), time.monotonic() + _CONFIRM_S)
+
+
+def _no_answer(cluster: ClusterConfig, timeout_s: float) -> RankLost:
+    return RankLost(
+        f"rank {cluster.rank} of {cluster.size}: rank 0, at {cluster.addresses[0]}, did not report within "
+        f"{timeout_s:g} s whether all ranks have connected. Look at the output of rank 0"
+    )
 
 
 def _difference(cluster: ClusterConfig, reports: dict[int, str]) -> str:
@@ -174,6 +189,16 @@ def _difference(cluster: ClusterConfig, reports: dict[int, str]) -> str:
                 f"{report['addresses']}. Give all ranks the same cluster"
             )
     return ""
+
+
+def _read(store: KeyValueStore, key: str, deadline: float) -> str:
+    """Polls until a key has a text. Returns the text, or "" if the deadline passes first.
+
+    One request is not enough: on a busy machine, the store may answer too late.
+    """
+    while not (text := store.read(key)) and time.monotonic() <= deadline:
+        time.sleep(_POLL_S)
+    return text
 
 
 def _wait_until(done: Callable[[], bool], deadline: float) -> bool:
