@@ -149,7 +149,7 @@ def test_a_worker_that_ends_before_it_is_connected_ends_the_others_in_time(tmp_p
     status, output = ended[1 - gone]
     assert status == 1
     assert f"rank {1 - gone} of 2 ends. All ranks had started, but then TensorFlow did not connect them" in output
-    assert time.monotonic() - began < 100
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("kind", ["local", "horovod"])
