@@ -114,8 +114,9 @@ def make_model(options: Options) -> Any:
         cache=cache,
         eviction=tsps.Eviction(6, max_rows=330) if options.tiered and evicts else None,
     )
-    # Two jobs draw other seeds of hashes, so the sketch is large: no key is taken for another.
-    admission = tsps.Admission(2, 1_000_000, half_life=6) if evicts else None
+    # Two jobs draw other seeds of hashes. With so large a sketch, one takes one of the 400 keys for another with a
+    # probability of 3e-10. Its memory grows with the keys that it counts.
+    admission = tsps.Admission(2, 2**40, half_life=6) if evicts else None
     items = tsps.TableConfig(
         "items", 6, key_limit=ITEMS, dtype="bfloat16", placement=placement, eviction=eviction, admission=admission
     )

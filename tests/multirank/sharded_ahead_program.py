@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Callable[[Case], None], float, dict[str, Any]]] = {
     "apart": (apart, 0.01, {"wire": "bfloat16"}),
     "refused": (refused, 0.1, {}),
     "tiered": (fit, 0.15, {"storage": tsps.Tiered(Path(sys.argv[2]) / "disk", memory=MEMORY)}),
-    "admitting": (fit, 0.15, {"admission": tsps.Admission(2, 1_000_000)}),  # large: no key is taken for another
+    "admitting": (fit, 0.15, {"admission": tsps.Admission(2, 2**40)}),  # so large that no key is taken for another
     "older_tape": (older_tape, 0.0, {}),
 }
 
