@@ -7,8 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from launcher import free_port, until
@@ -136,6 +139,64 @@ def test_it_ends_with_its_job() -> None:
         Client("127.0.0.1", port, LAUNCHERS).get("key")
     again = KeyValueServer("127.0.0.1", port, Store(), SECRETS)
     again.close()
+
+
+def held(server: KeyValueServer, n: int) -> None:
+    """Waits until a server serves n connections."""
+    until(lambda: len(server._connections) == n, 10)
+
+
+def test_it_closes_connections_at_its_end() -> None:
+    """A client that has sent nothing, or part of a request, learns at once that nothing follows."""
+    server = KeyValueServer("127.0.0.1", 0, Store(), SECRETS)
+    connections = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(2)]
+    connections[1].sendall(b"GET /scope/k")
+    held(server, 2)
+    began = time.monotonic()
+    server.close()
+    for connection in connections:
+        with connection:
+            connection.settimeout(0.1)  # all that comes is there
+            while connection.recv(1000):
+                pass
+    assert time.monotonic() < began + key_value_server._CLOSE_S, "it waited for threads that had ended"
+
+
+def test_it_answers_at_its_end_what_it_has_been_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = KeyValueServer("127.0.0.1", 0, Store(), SECRETS)
+    Client("127.0.0.1", server.port, LAUNCHERS).put("key", "value")
+    asked, value = threading.Event(), server.values.value
+
+    def slow(path: str) -> bytes | None:
+        asked.set()
+        time.sleep(0.3)
+        return value(path)
+
+    monkeypatch.setattr(server.values, "value", slow)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(Client("127.0.0.1", server.port, LAUNCHERS).get, "key")
+        assert asked.wait(10)
+        server.close()
+        assert answer.result(10) == "value"
+
+
+def test_it_closes_connections_whose_threads_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow may hold Python's lock from now on, and would keep such a client waiting."""
+    go_on, serve = threading.Event(), KeyValueServer.finish_request
+
+    def late(server: KeyValueServer, request: Any, address: Any) -> None:
+        assert go_on.wait(20)
+        serve(server, request, address)
+
+    monkeypatch.setattr(KeyValueServer, "finish_request", late)
+    server = KeyValueServer("127.0.0.1", 0, Store(), SECRETS)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        held(server, 1)
+        server.close()
+        connection.settimeout(0.1)
+        assert connection.recv(1000) == b""
+        go_on.set()
+    held(server, 0)
 
 
 def test_a_request_that_is_not_signed_with_the_secret_of_its_scope_gets_nothing(server: KeyValueServer) -> None:

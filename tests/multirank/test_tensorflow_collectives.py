@@ -120,10 +120,12 @@ def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     ranks = [start(tmp_path, workers, index, PROGRAM.format("") + "; import time; time.sleep(100)") for index in (0, 1)]
     try:
-        for rank in ranks:
+        for index, rank in enumerate(ranks):
             assert rank.stdout is not None
-            while "tensorflow" not in (line := rank.stdout.readline()):
-                assert line, "it ended"
+            output = [rank.stdout.readline()]
+            while not output[-1].startswith(f"tensorflow {index} 2"):
+                assert output[-1], "".join(output)
+                output.append(rank.stdout.readline())
         began = time.monotonic()
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
@@ -132,6 +134,31 @@ def test_sigterm_ends_a_rank(tmp_path: Path) -> None:
     finally:
         for rank in ranks:
             rank.kill()
+
+
+def test_tensorflow_may_connect_to_the_server_of_the_meeting_first(tmp_path: Path) -> None:
+    """Rank 1's TensorFlow connects before rank 0 closes that server, whose threads then wait for Python's lock.
+
+    If the connection stays open, TensorFlow 2.15 waits for an answer without end, and TensorFlow 2.21 for 20 s.
+    """
+    slow = (
+        "import socket, threading, time\n"
+        "from tf_sparse_ps.collectives.key_value_server import KeyValueServer\n"
+        "connected, serve, close = threading.Event(), KeyValueServer.finish_request, KeyValueServer.close\n"
+        "def late(server, request, address):\n"
+        "    if request.recv(3, socket.MSG_PEEK | socket.MSG_WAITALL) == b'PRI':  # HTTP/2\n"
+        "        connected.set(), time.sleep(100)\n"
+        "    serve(server, request, address)\n"
+        "KeyValueServer.finish_request = late\n"
+        "KeyValueServer.close = lambda server: (print('connected:', connected.wait(30), flush=True), close(server))\n"
+    )
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    programs = [slow + PROGRAM.format(""), PROGRAM.format("")]
+    ended = end(*(start(tmp_path, workers, index, program) for index, program in enumerate(programs)))
+    assert "connected: True" in ended[0][1], "the test did not test anything"
+    for index, (status, output) in enumerate(ended):
+        assert status == 0, output
+        assert f"tensorflow {index} 2" in output
 
 
 @pytest.mark.parametrize("gone", [0, pytest.param(1, marks=pytest.mark.nightly)])

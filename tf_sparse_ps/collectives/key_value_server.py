@@ -9,7 +9,9 @@ it reads the body. It closes connections of other users of this machine immediat
 
 from __future__ import annotations
 
+import contextlib
 import http.server
+import socket
 import socketserver
 import threading
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ _MOST_VALUES = 1 << 16
 _MOST_BYTES = 64 << 20  # of all values
 _MOST_CONNECTIONS = 2048  # at a time: all ranks may connect at once
 _REQUEST_S = 10.0  # the time that a client may take to send its request
+_CLOSE_S = 1.0  # the time that a server which closes leaves for answers
 
 
 class Values:
@@ -85,7 +88,8 @@ class KeyValueServer(http.server.ThreadingHTTPServer):
           OSError: The address cannot be bound.
         """
         self.values, self.secrets = values, dict(secrets)
-        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._connections: set[socket.socket] = set()
+        self._changed = threading.Condition()  # `_connections` has changed
         super().__init__((host, port), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="tsps-key-values", daemon=True)
         self._thread.start()
@@ -102,31 +106,43 @@ class KeyValueServer(http.server.ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: object) -> bool:
         """Returns False for connections of other users of this machine, and for too many connections at a time."""
-        return local_peers.may_connect(request) and self._connections.acquire(blocking=False)
+        if not local_peers.may_connect(request):
+            return False
+        with self._changed:
+            if len(self._connections) >= _MOST_CONNECTIONS:
+                return False
+            self._connections.add(request)
+        return True
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serves a connection in a thread."""
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no more threads
-            self._connections.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serves a connection."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._connections.release()
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection, after its last answer or without one."""
+        with self._changed:
+            super().shutdown_request(request)
+            self._connections.discard(request)
+            self._changed.notify_all()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignores the error of a client that disconnected during a request."""
 
     def close(self) -> None:
-        """Stops serving."""
+        """Stops serving and closes all connections. Requests that have arrived are still answered, within a second.
+
+        No connection may stay open. TensorFlow holds Python's lock while it connects the ranks, so the thread that
+        serves a connection may not run for minutes. The client may be TensorFlow on another rank, which looks for a
+        server at this port. It would wait for an answer on this connection.
+        """
         self.shutdown()
         self._thread.join()
         self.server_close()
+        with self._changed:
+            self._end_connections(socket.SHUT_RD)
+            self._changed.wait_for(lambda: not self._connections, _CLOSE_S)
+            self._end_connections(socket.SHUT_RDWR)
+
+    def _end_connections(self, how: int) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # the client has closed its end
+                connection.shutdown(how)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
