@@ -1,5 +1,7 @@
 #include "kernels/node_merge.h"
 
+#include "kernels/timeline.h"
+
 namespace tsps {
 
 Status MergeAttributes::Init(const Attributes& attributes) {
@@ -12,6 +14,7 @@ Status MergeAttributes::Init(const Attributes& attributes) {
 
 Status MergeInputs::Read(const KernelContext& context, const MergeAttributes& attributes) {
   const int n_tables = attributes.tables;
+  TSPS_RETURN_IF_ERROR(Timeline::Get().MayBegin(attributes.operation));
   call.operation = attributes.operation;
   call.reduction = attributes.reduction;
   TSPS_ASSIGN_OR_RETURN(call.world_size, context.Scalar<int32_t>(3 * n_tables, "world_size"));

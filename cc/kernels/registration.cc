@@ -254,6 +254,7 @@ std::vector<OpDefinition> Ops() {
        {"dtype: type", "name_of: string", "phase: {'begin', 'end'}"},
        {"value: dtype", "variable: int64"},
        {"same: dtype"}},
+      {"TspsRefuseCollectives", true, NoOutputs, {}, {"reason: string"}, {}},
       {"TspsTimeline",
        true,
        PackShapes,

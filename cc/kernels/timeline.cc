@@ -1,4 +1,4 @@
-// Timeline, and its ops TspsMark and TspsTimeline.
+// Timeline, and its ops TspsMark, TspsRefuseCollectives and TspsTimeline.
 #include "kernels/timeline.h"
 
 #include <algorithm>
@@ -90,9 +90,11 @@ void Timeline::AddWork(const char* name, Interval work, bool of_ring) {
   Record(name, work);
 }
 
-void Timeline::BeginCollective(const std::string& name) {
+Status Timeline::BeginCollective(const std::string& name) {
+  TSPS_RETURN_IF_ERROR(MayBegin(name));
   std::lock_guard<std::mutex> lock(mutex_);
   begun_[name] = NowNs();
+  return Status();
 }
 
 void Timeline::EndCollective(const std::string& name) {
@@ -107,6 +109,17 @@ void Timeline::EndCollective(const std::string& name) {
     Remember(&sent_, sent);
   }
   Record(name, sent);
+}
+
+void Timeline::RefuseCollectives(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  refusal_ = reason;
+}
+
+Status Timeline::MayBegin(const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (refusal_.empty()) return Status();
+  return Error(Code::kUnavailable, "'", name, "' did not begin: ", refusal_);
 }
 
 Timeline::Counters Timeline::counters() {
@@ -133,7 +146,7 @@ class MarkKernel {
   // Inputs: value, variable. Outputs: the value.
   Status Compute(const KernelContext& context) {
     if (begins_) {
-      Timeline::Get().BeginCollective(name_);
+      TSPS_RETURN_IF_ERROR(Timeline::Get().BeginCollective(name_));
     } else {
       Timeline::Get().EndCollective(name_);
     }
@@ -144,6 +157,13 @@ class MarkKernel {
   std::string name_;
   bool begins_ = false;
 };
+
+// Inputs: reason.
+Status RefuseCollectives(const KernelContext& context) {
+  TSPS_ASSIGN_OR_RETURN(const std::string reason, context.String(0, "reason"));
+  Timeline::Get().RefuseCollectives(reason);
+  return Status();
+}
 
 class TimelineKernel {
  public:
@@ -174,6 +194,7 @@ class TimelineKernel {
 
 void RegisterTimelineKernels() {
   RegisterKernel<MarkKernel>("TspsMark");
+  RegisterKernel<FunctionKernel<RefuseCollectives>>("TspsRefuseCollectives");
   RegisterKernel<TimelineKernel>("TspsTimeline");
 }
 

@@ -1,4 +1,5 @@
-// Timeline: the spans of time in which kernels and collectives of this process ran.
+// Timeline: the spans of time in which kernels and collectives of this process ran. It also refuses
+// collectives that must not begin.
 //
 // Two counters are always on: the time for which gradients were in flight between nodes, and the
 // part of it in which this rank merged, packed or reduced other gradients, including waits for the
@@ -12,6 +13,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "core/base/status.h"
 
 namespace tsps {
 
@@ -36,9 +39,14 @@ class Timeline {
 
   // Records a kernel's work.
   void AddWork(const char* name, Interval work, bool of_ring);
-  // Record the begin and the end of a collective.
-  void BeginCollective(const std::string& name);
+  // Record the begin and the end of a collective. Unavailable: collectives are refused.
+  Status BeginCollective(const std::string& name);
   void EndCollective(const std::string& name);
+
+  // Refuses collectives and merges that begin later, for this reason. An empty reason allows them.
+  void RefuseCollectives(const std::string& reason);
+  // Unavailable: collectives and merges are refused.
+  Status MayBegin(const std::string& name);
 
   struct Counters {
     uint64_t sending_ns = 0;     // the time of collectives between nodes
@@ -58,6 +66,7 @@ class Timeline {
   bool recording_ = false;
   std::vector<Span> spans_;
   std::map<std::string, uint64_t> begun_;  // collectives in flight
+  std::string refusal_;                    // why collectives do not begin; "" if they do
   std::vector<Interval> sent_, worked_;    // the latest intervals, to find overlaps
   Counters counters_;
 };

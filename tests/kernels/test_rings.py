@@ -247,6 +247,40 @@ def test_a_mark_passes_gradients_on():
     np.testing.assert_array_equal(gradient(tf.constant([1.0, 3.0])), [2.0, 6.0])
 
 
+def test_refused_collectives_and_merges_do_not_begin(group, tmp_path):
+    table = group.table(2, rows=4, optimizer="sgd")
+    _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 0, 1 << 20)
+    count = tf.Variable(0, dtype=i64)
+
+    @tf.function
+    def gather(value):
+        return _ops.mark(_ops.mark(value, "tsps.0.dense", "begin", count), "tsps.0.dense", "end", count)
+
+    @tf.function
+    def step(number):
+        verdict = _ops.node_apply(
+            [tf.constant([1], i64)], [tf.ones([1, 2])], 1, group.path, number, 5.0, group.paths, group.uuids,
+            [tf.constant([0.5])], reduction="sum", operation="tsps.0.sparse",
+        )  # fmt: skip
+        return _ops.check_step(number, verdict)
+
+    assert step(tf.constant(1, i64)) == 1
+    before = table.rows([1])
+    _ops.refuse_collectives("rank 0: rank 1 is late")
+    try:  # TensorFlow replaces UnavailableError by InternalError
+        with pytest.raises(tf.errors.InternalError, match=r"'tsps\.0\.dense' did not begin: rank 0: rank 1 is late"):
+            gather(tf.ones([1]))
+        with pytest.raises(tf.errors.InternalError, match=r"'tsps\.0\.sparse' did not begin: rank 0: rank 1 is late"):
+            step(tf.constant(2, i64))
+        assert "tsps.0.dense" not in [name for name, _, _ in _ops.in_flight()]
+        assert _ops.group_info(group.path).step == 1
+        np.testing.assert_array_equal(table.rows([1]), before)
+    finally:
+        _ops.refuse_collectives("")
+    assert gather(tf.ones([1])) == 1
+    assert step(tf.constant(2, i64)) == 2
+
+
 def test_what_cannot_be_read_ends_the_exchange(group, tmp_path):
     group.table(3, rows=4, optimizer="sgd")
     _ops.join_exchange(group.path, str(tmp_path), 0, 1, 0, 0, 1 << 20)

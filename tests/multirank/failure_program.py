@@ -1,9 +1,9 @@
 """One rank of the failure tests, which trains until something happens to rank 2.
 
 Arguments: an event, and the folder for results. The events of rank 2 are "kill", "stop", "slow", "late" and "raise";
-"pause": it is stopped for 15 s; "nan": its gradient is not finite; "join": it calls hvd.join; "short": it has no steps
-left. In "end", rank 0 works on when the others have ended. A suffix changes the job: "-dense" has no tables, "-buckets"
-and "-delayed" choose a schedule.
+"pause": it is stopped for 15 s; "back": it is late until the others have reported it; "nan": its gradient is not
+finite; "join": it calls hvd.join; "short": it has no steps left. In "end", rank 0 works on when the others have ended.
+A suffix changes the job: "-dense" has no tables, "-buckets" and "-delayed" choose a schedule.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import this_rank
 import tf_sparse_ps as tsps
 from tf_sparse_ps.collectives import processes
 from tf_sparse_ps.failures import ending
+from tf_sparse_ps.node import activity
 
 AT_STEP, LAST_STEP, VICTIM = 20, 40, 2
 
@@ -34,10 +36,20 @@ def happen(event: str) -> None:
     elif event == "pause":
         subprocess.Popen(["sh", "-c", f"sleep 15; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif event == "back":
+        while not tsps.collectives.current().key_values.reason():
+            time.sleep(0.1)
+        time.sleep(1.0)  # all ranks see the report within this time
     elif event == "raise":
         raise ValueError("no such shard")
     else:
         time.sleep(600 if event == "slow" else 2)
+
+
+def report_progress(end: threading.Event) -> None:
+    """Reports progress until the event begins. On a busy machine, a rank may trace longer than the others may wait."""
+    while not end.wait(0.5):
+        activity.progress()
 
 
 def main() -> None:
@@ -45,6 +57,8 @@ def main() -> None:
     this_rank.init()
     processes._EXIT_BARRIER_SECONDS = 1.0
     event, *options = sys.argv[1].split("-")
+    begins = threading.Event()
+    threading.Thread(target=report_progress, args=(begins,), daemon=True).start()
     if event in ("join", "short"):
         # The others fail when the process of rank 2 has ended. Python's end takes 2 s of computing time: long, if the
         # machine has other work. They shall raise their error then, and not end before.
@@ -76,14 +90,15 @@ def main() -> None:
         return tf.range(10 * rank, 10 * rank + 20, dtype=tf.int64), tf.constant(factor)
 
     # The ranks trace before they begin, so that no rank waits for another's tracing. (Buckets trace again later.)
-    if "buckets" not in options:
-        step.get_concrete_function(*arguments())
+    step.get_concrete_function(*arguments())
     tsps.collectives.current().barrier("test.traced")
     print(f"rank {rank} is pid {os.getpid()}", flush=True)
     for number in range(1, LAST_STEP + 1):
         factor = 1.0
         if number == AT_STEP and "buckets" in options:
             assert optimizer.schedule_report()["plan"] is not None
+        if number == AT_STEP:
+            begins.set()
         if number == AT_STEP and rank == VICTIM and event != "end":
             print(f"rank {rank}: {event}", flush=True)
             if event == "nan":

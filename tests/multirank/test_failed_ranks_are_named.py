@@ -158,3 +158,12 @@ def test_ranks_that_leave_the_others_alone_are_named_on_all_nodes(
     with failing(what, hosts, by_horovodrun=what == "join") as job:
         expect_report(job, what, rf"^\[{RANK}\]<stderr>:[A-Za-z_.]*(RankLost: rank {RANK}|RuntimeError): {says}", ranks)
         assert job.wait() != 0
+
+
+@pytest.mark.parametrize("hosts", [pytest.param(ONE_NODE, id="one-node"), pytest.param(TWO_NODES, id="two-nodes")])
+def test_ranks_make_no_step_after_they_have_reported_a_late_rank(hosts: str) -> None:
+    with failing("back-dense", hosts, TIMEOUT_S) as job:
+        says = WAITED.format(node=int(hosts == TWO_NODES)) + ALIVE
+        expect_report(job, "back", rf"^\[{RANK}\]<stderr>:[A-Za-z_.]*RankLost: rank {RANK}: {says}")
+        assert job.wait() != 0
+        assert list(job.folder.glob("done-*")) == []

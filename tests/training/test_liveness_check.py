@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
+from tf_sparse_ps import _ops
+from tf_sparse_ps.collectives import eager_operations
 from tf_sparse_ps.collectives.key_values import FOUND, KeyValueStore
+from tf_sparse_ps.errors import CollectivesError, RankLost
 from tf_sparse_ps.failures import ending
 from tf_sparse_ps.failures.liveness_check import _CHECK, _SETTLE_S, Answer, LivenessCheck, _Waiting, verdict
 from tf_sparse_ps.failures.members import Member
@@ -83,6 +88,23 @@ def test_a_wait_ends_when_another_rank_has_ended(monkeypatch: pytest.MonkeyPatch
         assert str(check.found) == "rank 0: rank 2 ended with ValueError: no such shard"
     finally:
         check.stop()
+
+
+def test_a_rank_that_has_reported_a_lost_rank_begins_no_operation() -> None:
+    program_ends = threading.Event()
+    program_ends.set()
+    count = tf.Variable(0, dtype=tf.int64)
+    try:
+        ending.tell(RankLost("rank 0: rank 1 is late"), 0, program_ends)
+        expected_text = "'ring' did not begin: rank 0: rank 1 is late"
+        with pytest.raises(CollectivesError, match=expected_text), eager_operations.running("ring"):
+            pytest.fail("the wait has begun")
+        with pytest.raises(tf.errors.UnavailableError, match=expected_text):
+            _ops.mark(tf.zeros([]), "ring", "begin", count)
+        assert _Waiting.all() == []
+    finally:
+        eager_operations.refuse("")
+        _ops.refuse_collectives("")
 
 
 class LocalStore(KeyValueStore):

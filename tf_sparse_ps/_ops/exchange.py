@@ -129,7 +129,9 @@ def ring_info(path: str) -> tf.Tensor:
 def mark(value: tf.Tensor, name: str, phase: str, variable: Any) -> tf.Tensor:
     """Returns the same tensor, and records in the process's timeline when it is ready: a collective begins or ends.
 
-    TensorFlow cannot evaluate the op before the graph runs, even if `value` is a constant.
+
+    The beginning fails if collectives are refused (`refuse_collectives`). TensorFlow cannot evaluate the op before the
+    graph runs, even if `value` is a constant.
 
     Args:
         value: A tensor of any type. The op runs when it is ready, and has no other order with other ops.
@@ -172,6 +174,17 @@ def in_flight() -> list[tuple[str, int, int]]:
     """
     spans = json.loads(bytes(lib.tsps_timeline(action="in_flight").numpy()))
     return [(name, begin, now) for name, begin, now in spans]
+
+
+def refuse_collectives(reason: tf.Tensor | str) -> None:
+    """Makes collectives and merges in graphs of this process fail as they begin.
+
+    Their error is UnavailableError, which TensorFlow replaces by InternalError.
+
+    Args:
+        reason: The reason, for the message. "": they may begin again.
+    """
+    lib.tsps_refuse_collectives(reason)
 
 
 def node_merge(

@@ -10,10 +10,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from tf_sparse_ps.errors import CollectivesError
 from tf_sparse_ps.node import activity
 
 _running: dict[Wait, None] = {}
 _progress_of_others_ns = 0
+_refusal = ""
 
 
 class Wait:
@@ -33,7 +35,13 @@ class Wait:
 
 @contextlib.contextmanager
 def running(operation: str, awaited: tuple[int, ...] | None = None) -> Iterator[Wait]:
-    """Surrounds a wait. For the arguments see `Wait`."""
+    """Surrounds a wait. For the arguments see `Wait`.
+
+    Raises:
+      CollectivesError: Waits are refused.
+    """
+    if _refusal:
+        raise CollectivesError(f"'{operation}' did not begin: {_refusal}")
     wait = Wait(operation, awaited)
     _running[wait] = None
     activity.progress()
@@ -42,6 +50,12 @@ def running(operation: str, awaited: tuple[int, ...] | None = None) -> Iterator[
     finally:
         del _running[wait]
         activity.progress()
+
+
+def refuse(reason: str) -> None:
+    """Refuses all waits that begin later, for this reason. "" allows them again."""
+    global _refusal
+    _refusal = reason
 
 
 def waits() -> list[Wait]:

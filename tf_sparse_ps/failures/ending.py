@@ -8,11 +8,17 @@ import threading
 import time
 import types
 
+from tf_sparse_ps import _ops
+from tf_sparse_ps.collectives import eager_operations
+
 _GRACE_S = 4.0
 
 
 def tell(error: BaseException, rank: int, stop: threading.Event) -> None:
     """Prints an error immediately, and ends the process if its main thread cannot raise the error.
+
+    This process begins no further operations with other ranks. A rank that was late may still arrive, but others may
+    have ended. So the next operation or step fails, and `failures.explain` replaces its error by this one.
 
     A thread calls this. It returns when `stop` is set.
 
@@ -21,6 +27,8 @@ def tell(error: BaseException, rank: int, stop: threading.Event) -> None:
       rank: The rank of this process.
       stop: Set at the end of the process.
     """
+    eager_operations.refuse(str(error))
+    _ops.refuse_collectives(str(error))
     print(f"tf_sparse_ps: {error}", file=sys.stderr, flush=True)
     last_call = _main_thread_call()
     deadline = time.monotonic() + _GRACE_S

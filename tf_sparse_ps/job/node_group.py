@@ -149,6 +149,7 @@ class NodeGroup:
           event: The event that this rank waits for, for messages.
 
         Raises:
+          CollectivesError: This process has reported a lost rank (`failures.ending`).
           UnavailableError: The leader has ended, or the group was deleted.
           WaitTimeoutError: No awaited rank has made progress for TFSPS_TIMEOUT_S.
         """
