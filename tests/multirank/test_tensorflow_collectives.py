@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -159,6 +160,24 @@ def test_tensorflow_may_connect_to_the_server_of_the_meeting_first(tmp_path: Pat
     for index, (status, output) in enumerate(ended):
         assert status == 0, output
         assert f"tensorflow {index} 2" in output
+
+
+def test_rank_0_may_hold_pythons_lock_for_long(tmp_path: Path) -> None:
+    """The store of a job without a launcher does not answer meanwhile. Rank 1 looks there every 5 s, in each wait."""
+    program = PROGRAM.format("") + (
+        "\nimport ctypes, time\n"
+        "ranks.barrier('before')\n"
+        "if ranks.rank == 0: ctypes.PyDLL(None).sleep(30)\n"
+        "began = time.monotonic()\n"
+        "ranks.barrier('a'), ranks.barrier('b')\n"
+        "print(f'waited {time.monotonic() - began:.0f} s')\n"
+    )
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    ended = end(*(start(tmp_path, workers, index, program) for index in range(2)))
+    assert [status for status, _ in ended] == [0, 0]
+    waited = re.search(r"waited (\d+) s", ended[1][1])
+    assert waited
+    assert int(waited[1]) >= 29
 
 
 @pytest.mark.parametrize("gone", [0, pytest.param(1, marks=pytest.mark.nightly)])

@@ -75,7 +75,7 @@ def test_three_are_named_and_the_others_counted() -> None:
 def test_a_wait_ends_when_another_rank_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "tell", lambda *_: None)
     store = KeyValueStore()
-    monkeypatch.setattr(store, "reason", lambda: "rank 2 ended with ValueError: no such shard")
+    monkeypatch.setattr(store, "certain_reason", lambda: "rank 2 ended with ValueError: no such shard")
     collectives: Any = types.SimpleNamespace(rank=0, size=3, cross_rank=0, local_rank=0, local_size=1)
     check = LivenessCheck(collectives, store, lambda: 7, lambda: ())
     try:
@@ -101,7 +101,7 @@ def test_a_rank_that_has_reported_a_lost_rank_begins_no_operation() -> None:
             pytest.fail("the wait has begun")
         with pytest.raises(tf.errors.UnavailableError, match=expected_text):
             _ops.mark(tf.zeros([]), "ring", "begin", count)
-        assert _Waiting.all() == []
+        assert "ring" not in [waiting.operation for waiting in _Waiting.all()]
     finally:
         eager_operations.refuse("")
         _ops.refuse_collectives("")

@@ -59,9 +59,25 @@ class KeyValueStore:
         return self._request("GET", key, None) or ""
 
     def reason(self) -> str:
-        """Returns why a rank has ended or is missing, as it or else another rank reports; "" without a report."""
-        if self._keeper and self._request("GET", EXIT_REPORT, None) is None:
-            return f"{self._keeper} does not answer: it has ended, or its machine cannot be reached"
+        """Returns why a rank has ended or is missing, as it or else another rank reports; "" without a report.
+
+        A keeper of the store that does not answer is missing.
+        """
+        return self._reason(OSError)
+
+    def certain_reason(self) -> str:
+        """Returns `reason`, but "" if the keeper only does not answer: it may be stopped, or hold Python's lock."""
+        return self._reason(ConnectionRefusedError)
+
+    def _reason(self, missing: type[OSError]) -> str:
+        """Returns the reason. The keeper is missing if a request fails with an error of the type `missing`."""
+        if self._keeper:
+            try:
+                self._send("GET", EXIT_REPORT, None)
+            except missing:
+                return f"{self._keeper} does not answer: it has ended, or its machine cannot be reached"
+            except OSError:
+                return ""
         return self.read(EXIT_REPORT) or self.read(FOUND)
 
     def write(self, key: str, text: str) -> bool:
@@ -75,11 +91,19 @@ class KeyValueStore:
 
     def _request(self, method: str, key: str, body: bytes | None) -> str | None:
         """Returns the body of the answer, "" if it is an error status; None without an answer."""
+        with contextlib.suppress(OSError):
+            return self._send(method, key, body)
+        return None
+
+    def _send(self, method: str, key: str, body: bytes | None) -> str | None:
+        """Returns the body of the answer, "" if it is an error status; None if the job has no store.
+
+        Raises:
+          OSError: The store does not answer.
+        """
         if self._address is None:
             return None
-        with contextlib.suppress(OSError):
-            status, content = signed_requests.request(
-                self._address, self._secret, method, path_of(key), body or b"", timeout_s=_TIMEOUT_S
-            )
-            return content.decode(errors="replace") if status == http.client.OK else ""
-        return None
+        status, content = signed_requests.request(
+            self._address, self._secret, method, path_of(key), body or b"", timeout_s=_TIMEOUT_S
+        )
+        return content.decode(errors="replace") if status == http.client.OK else ""

@@ -268,9 +268,9 @@ class LivenessCheck(Watcher):
         """Returns whether a rank has ended or is missing, and reports it at the second look.
 
         The operation may not fail by itself: it may wait for a rank that waits for the lost one. Until the second look,
-        it can end with an error of its own, and the keeper of the store can answer again.
+        it can end with an error of its own. A keeper of the store that does not answer may only be late.
         """
-        before, self._reason = self._reason, self._key_values.reason()
+        before, self._reason = self._reason, self._key_values.certain_reason()
         lost = before != "" and self._reason != ""
         if lost:
             self._tell(RankLost, self._reason)
