@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from launcher import free_port, until
 
-from tf_sparse_ps.collectives import key_value_server, signed_requests
+from tf_sparse_ps.collectives import key_value_server, key_values, signed_requests
 from tf_sparse_ps.collectives.key_value_server import KeyValueServer
 from tf_sparse_ps.collectives.key_values import KeyValueStore
 from tf_sparse_ps.errors import WrongSecretError
@@ -72,6 +72,15 @@ def test_what_is_put_is_got(server: KeyValueServer) -> None:
     assert request(server, "GET", "/other/key")[0] == 404
     assert request(server, "PUT", "/scope/key", b"") == (200, b"")
     assert request(server, "GET", "/scope/key") == (200, b"")
+
+
+def test_a_keeper_that_only_does_not_answer_is_not_certainly_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_values, "_TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as busy:  # it accepts connections, and does not read
+        store = KeyValueStore(busy.getsockname(), keeper="rank 0")
+        assert store.reason().startswith("rank 0 does not answer")
+        assert store.certain_reason() == ""
+    assert store.certain_reason().startswith("rank 0 does not answer")
 
 
 def test_ranks_use_it_as_they_use_horovods(server: KeyValueServer) -> None:

@@ -129,7 +129,6 @@ def ring_info(path: str) -> tf.Tensor:
 def mark(value: tf.Tensor, name: str, phase: str, variable: Any) -> tf.Tensor:
     """Returns the same tensor, and records in the process's timeline when it is ready: a collective begins or ends.
 
-
     The beginning fails if collectives are refused (`refuse_collectives`). TensorFlow cannot evaluate the op before the
     graph runs, even if `value` is a constant.
 

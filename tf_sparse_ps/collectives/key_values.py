@@ -71,14 +71,14 @@ class KeyValueStore:
 
     def _reason(self, missing: type[OSError]) -> str:
         """Returns the reason. The keeper is missing if a request fails with an error of the type `missing`."""
-        if self._keeper:
-            try:
-                self._send("GET", EXIT_REPORT, None)
-            except missing:
-                return f"{self._keeper} does not answer: it has ended, or its machine cannot be reached"
-            except OSError:
-                return ""
-        return self.read(EXIT_REPORT) or self.read(FOUND)
+        if not self._keeper:
+            return self.read(EXIT_REPORT) or self.read(FOUND)
+        try:
+            return self._send("GET", EXIT_REPORT, None) or self.read(FOUND)
+        except missing:
+            return f"{self._keeper} does not answer: it has ended, or its machine cannot be reached"
+        except OSError:
+            return ""
 
     def write(self, key: str, text: str) -> bool:
         """Replaces the text of a key. Returns whether the store has the new text."""
