@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <thread>
 
+#include "tests/in_a_child.h"
 #include "tests/temp_dir.h"
 
 namespace tsps {
@@ -15,36 +17,40 @@ namespace {
 
 #ifdef TFSPS_FAULT_POINTS
 
-// Runs in a separate process, because it makes fault points slow. A child is forked while the lock
-// is being taken. Exits with 0 if the lock ends with its owner although the child still lives.
-void ForkWhileTheLockIsTaken(const std::string& path) {
+// Forks a child while a lock is being acquired. The child writes its id to `forked` and lives on.
+// Returns whether this process holds the lock afterwards, and does not release it.
+bool ForksWhileALockIsAcquired(const std::string& path, int forked) {
   setenv("TFSPS_FAULT_DELAY", "300000", 1);
   std::thread owner([&] {
     auto lock = FileLock::Acquire(path);
     if (!lock.ok()) _exit(1);
-  });  // takes the lock and releases it
+    lock->release();
+  });
   auto probe = LockProbe::Open(path);
   while (!probe.ok() || !(*probe)->Held()) probe = LockProbe::Open(path);
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
+  if (fork() == 0) {
+    alarm(200);
+    const pid_t id = getpid();
+    if (write(forked, &id, sizeof(id)) != sizeof(id)) _exit(1);
+    while (true) pause();
   }
   owner.join();
-  const bool held = (*probe)->Held();
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  _exit(held ? 2 : 0);
+  return (*probe)->Held();
 }
 
-TEST(FileLock, AChildForkedWhileTheLockIsTakenDoesNotKeepIt) {
+TEST(FileLock, AChildForkedWhileTheLockIsAcquiredDoesNotKeepIt) {
   TempDir dir;
-  const pid_t child = fork();
-  if (child == 0) ForkWhileTheLockIsTaken(dir / "writer.lock");
-  int status = 0;
-  waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  int forked[2];
+  ASSERT_EQ(pipe(forked), 0);
+  ExpectInAChild([&] { return ForksWhileALockIsAcquired(dir / "writer.lock", forked[1]); });
+  close(forked[1]);
+  pid_t child = 0;
+  ASSERT_EQ(read(forked[0], &child, sizeof(child)), static_cast<ssize_t>(sizeof(child)));
+  close(forked[0]);
+  auto probe = LockProbe::Open(dir / "writer.lock");
+  ASSERT_TRUE(probe.ok());
+  EXPECT_FALSE((*probe)->Held());
+  kill(child, SIGKILL);
 }
 
 #endif  // TFSPS_FAULT_POINTS
@@ -60,6 +66,23 @@ TEST(FileLock, IsOneOwnersUntilItIsGivenBack) {
   lock->reset();
   EXPECT_FALSE((*probe)->Held());
   EXPECT_TRUE(FileLock::Acquire(dir / "writer.lock").ok());
+}
+
+TEST(FileLock, ItsReleaseDoesNotWaitForAChildThatHasACopy) {
+  TempDir dir;
+  auto lock = FileLock::Acquire(dir / "writer.lock");
+  ASSERT_TRUE(lock.ok()) << lock.status().message();
+  // Like vfork, this runs no handlers for forks: the child keeps the descriptor.
+  const pid_t child = static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+  if (child == 0) {
+    alarm(200);
+    while (true) pause();
+  }
+  ASSERT_GT(child, 0);
+  lock->reset();
+  EXPECT_TRUE(FileLock::Acquire(dir / "writer.lock").ok());
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 }  // namespace

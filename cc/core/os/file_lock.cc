@@ -89,6 +89,11 @@ FileLock::~FileLock() {
   // In a forked child the descriptor is closed, and another file may have its number.
   if (!HeldByThisProcess()) return;
   const std::lock_guard<std::mutex> no_fork(Mutex());
+  // Closing alone would keep the lock as long as a child has a copy: one that has not yet run its
+  // handler, or one of vfork, which runs no handlers, until its exec.
+  struct flock unlock = WholeFile();
+  unlock.l_type = F_UNLCK;
+  fcntl(fd_, F_OFD_SETLK, &unlock);
   ForgetDescriptor(fd_);
   close(fd_);
 }
