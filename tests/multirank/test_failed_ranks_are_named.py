@@ -163,7 +163,8 @@ def test_ranks_that_leave_the_others_alone_are_named_on_all_nodes(
 @pytest.mark.parametrize("hosts", [pytest.param(ONE_NODE, id="one-node"), pytest.param(TWO_NODES, id="two-nodes")])
 def test_ranks_make_no_step_after_they_have_reported_a_late_rank(hosts: str) -> None:
     with failing("back-dense", hosts, TIMEOUT_S) as job:
-        says = WAITED.format(node=int(hosts == TWO_NODES)) + ALIVE
+        # The late rank asks every 0.1 s whether it was reported, so it may also be found running.
+        says = WAITED.format(node=int(hosts == TWO_NODES)) + r"which is (alive and waiting for something|running), in "
         expect_report(job, "back", rf"^\[{RANK}\]<stderr>:[A-Za-z_.]*RankLost: rank {RANK}: {says}")
         assert job.wait() != 0
         assert list(job.folder.glob("done-*")) == []
