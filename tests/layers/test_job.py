@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -387,6 +389,20 @@ def test_a_forked_child_does_not_remove_the_group(root):
         + "print(os.path.exists(binding.path))"
     )
     assert run_child(code, TFSPS_DIR=os.fspath(root)).splitlines()[-1] == "True"
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_the_folder(tmp_path):
+    with job_folder.locked(str(tmp_path)):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with open(tmp_path / ".lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.nightly

@@ -69,6 +69,8 @@ def locked(folder: str) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        # Closing the descriptor is not enough, because a forked child may have a copy.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
