@@ -60,7 +60,8 @@ def test_rates_are_differences(
 
     def act(_: int) -> None:
         pages[0].add(ids_looked_up=500, ids_trained=400, unique_ids=100, rows_written=70, bytes_shared=8000)
-        pages[0].add(samples_trained=25)
+        pages[0].add(samples_trained=25, step=5)
+        pages[1].add(step=4)
         pages[0].add(cache_lookups=10, cache_misses=1, rows_read_late=1, rows_read_before=3, disk_bytes=64)
         pages[0].add(waited_ns=2_000_000, sending_ns=5_000_000, overlapped_ns=4_000_000, disk_waited_ns=0)
 
@@ -69,7 +70,7 @@ def test_rates_are_differences(
     assert done.status == 0
     job, seconds = job_of(done.facts, "run"), done.facts["interval_s"]
     assert seconds >= 0.05
-    rows = {"ids_looked_up": 500, "rows_updated": 70, "bytes_shared": 8000, "disk_bytes": 64, "steps": 0, "samples": 25}
+    rows = {"ids_looked_up": 500, "rows_updated": 70, "bytes_shared": 8000, "disk_bytes": 64, "steps": 5, "samples": 25}
     assert job["per_second"]["ids_looked_up"] == pytest.approx(500 / seconds, rel=0.5)
     for name, counted in rows.items():
         assert job["per_second"][name] == pytest.approx(job["per_second"]["ids_looked_up"] * counted / 500), name

@@ -64,8 +64,8 @@ def test_figures_are_those_of_the_table(tmp_path: Path) -> None:
         at = {tag: values[step] for tag, values in node_run.items() if step in values}
         assert 0 < at[f"{name}/index_load"] < 1
         assert at[f"{name}/memory_bytes"] > at[f"{name}/disk_bytes"] == at[f"{name}/evicted"] == 0
-        # The last step may still be written, while its rows are not yet counted.
-        assert at["per_step/rows_updated"] == pytest.approx(BATCH * WIDTH, rel=0.11)
+        # The last step may still be written, while its rows are not yet counted: one of at least 9 steps.
+        assert at["per_step/rows_updated"] == pytest.approx(BATCH * WIDTH, rel=1.001 / 9)
         assert at["per_second/rows_updated"] == pytest.approx(at["per_step/rows_updated"] * at["per_second/steps"])
         assert at["per_second/ids_looked_up"] == pytest.approx(BATCH * WIDTH * at["per_second/steps"])
         assert at["ratios/unique"] == 1.0

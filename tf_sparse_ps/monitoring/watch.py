@@ -120,8 +120,8 @@ def room(folder: str) -> tuple[int | None, int | None]:
 
 
 def _rates(before: GroupReading, after: GroupReading) -> Rates | None:
-    steps = max((after.step or 0) - (before.step or 0), 0)
-    return rates.between(before.reports, after.reports, after.time - before.time, steps)
+    # The steps are those that the ranks have counted, so that they are of the same moment as the other counters.
+    return rates.between(before.reports, after.reports, after.time - before.time)
 
 
 def _is_same_run(before: GroupReading, after: GroupReading) -> bool:
